@@ -282,11 +282,16 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, 
                 if plan.has_head and config.has_distillation_head:  # the mean of both heads, as in the classifier
                     logits = (logits + model.distillation_classifier(output.last_hidden_state[:, 1])) / 2
                 if config.position_embedding == "learned":
-                    stored, rows = body.embeddings.position_embeddings.detach(), body.embeddings.num_special_rows
+                    position_embeddings, rows = (
+                        body.embeddings.position_embeddings.detach(),
+                        body.embeddings.num_special_rows,
+                    )
                     h, w = stages["embedding"].shape[1:3]
                     first_row = rows if is_attached_later else 0
-                    stages["posemb_in"] = stored[:, first_row:]
-                    stages["posemb_out"] = resample_position_table(stored, config.grid, (h, w), rows)[:, first_row:]
+                    stages["posemb_in"] = position_embeddings[:, first_row:]
+                    stages["posemb_out"] = resample_position_table(position_embeddings, config.grid, (h, w), rows)[
+                        :, first_row:
+                    ]
     except ValueError as error:
         raise UserError(f"the recorded images do not fit the model: {error}; give a recording of this model") from error
     finally:
@@ -360,7 +365,7 @@ def convert(
         UserError: the source cannot be read or mapped completely, the output exists, or the converted model does not
             reproduce the recorded results.
     """
-    started = time.perf_counter()
+    start = time.perf_counter()
     settings, output_folder = PlanSettings(**options), prepare_output(output, force)
     for flag, path in (("--verify", recording), ("--head", head)):
         if path is not None and is_within(output_folder, path):
@@ -393,7 +398,7 @@ def convert(
             with progress(f"finishing {output_folder.name}"), explain_write_errors(output_folder):
                 sources = {"source": checkpoint.name} | ({} if head is None else {"linear_head": Path(head).name})
                 facts = sources | collect_facts(reader, plan, weights, verification)
-                seconds = time.perf_counter() - started
+                seconds = time.perf_counter() - start
                 append_record(folder, new_record("conversion", values=facts, seconds=seconds))
             if report_file is not None:
                 with explain_write_errors(Path(report or "")):

@@ -85,7 +85,7 @@ def export(
         UserError: there is no such model or target, the target cannot express the model, a library is missing, or the
             exported model gives other results.
     """
-    target, started = find_target(to), time.perf_counter()
+    target, start = find_target(to), time.perf_counter()
     options: dict[str, object] = {"static": static, "spelling": spelling, "preprocessing": preprocessing}
     options |= {"decoding": decoding, "quantize": quantize, "calibrate": calibrate, "opset": opset}
     target.refuse_options(options)
@@ -127,7 +127,7 @@ def export(
                 )
             values = {"target": to, "largest_difference": difference, "measured_with": measured_with}
             with explain_write_errors(output_folder):
-                record = new_record("conversion", values=values, seconds=time.perf_counter() - started)
+                record = new_record("conversion", values=values, seconds=time.perf_counter() - start)
                 append_record(folder, record)
     certificate = None if mode is None else Certificate.read(output_folder / CERTIFICATE)
     quantization = None if certificate is None else certificate.quantization

@@ -140,11 +140,11 @@ def _fetch_from_timm(source: str) -> LocalCheckpoint:
     if folder.is_dir():
         return LocalCheckpoint(folder, TIMM + folder.resolve().name)
     architecture, _, file = name.partition("@")
-    released = _pretrained_config(architecture)
+    pretrained_config = _pretrained_config(architecture)
     if file:
-        companions = Companions({"architecture": architecture, "pretrained_cfg": released})
+        companions = Companions({"architecture": architecture, "pretrained_cfg": pretrained_config})
         return LocalCheckpoint(Path(file).expanduser(), f"{TIMM}{architecture}@{Path(file).name}", companions)
-    if not (repo := released.get("hf_hub_id")):
+    if not (repo := pretrained_config.get("hf_hub_id")):
         raise UserError(
             f"timm has no pretrained weights for {architecture}; choose a model from timm.list_models(pretrained=True)"
         )
@@ -158,11 +158,11 @@ def config_of_wrapper(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     timm_config = {name: value for name, value in config.items() if name != "model_type"}
     if not timm_config.get("pretrained_cfg"):
-        released = _pretrained_config(str(config.get("architecture")))
+        pretrained_config = _pretrained_config(str(config.get("architecture")))
         size = (config.get("model_args") or {}).get("img_size")
         if size is not None:
-            released["input_size"] = [3, *(size if isinstance(size, list) else [size, size])]
-        timm_config["pretrained_cfg"] = released
+            pretrained_config["input_size"] = [3, *(size if isinstance(size, list) else [size, size])]
+        timm_config["pretrained_cfg"] = pretrained_config
     return timm_config
 
 
@@ -171,16 +171,16 @@ def _pretrained_config(architecture: str) -> dict[str, Any]:
     try:
         from timm.models import get_pretrained_cfg
 
-        released = get_pretrained_cfg(architecture)
+        pretrained_config = get_pretrained_cfg(architecture)
     except ImportError as error:
         raise UserError(f"{TIMM}{architecture} needs timm; install with pip install timm") from error
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"timm cannot find {architecture} ({short_reason(error)}); choose from timm.list_models(pretrained=True)"
         ) from error
-    if released is None:
+    if pretrained_config is None:
         raise UserError(f"timm has no model {architecture}; choose a name from timm.list_models(pretrained=True)")
-    return released.to_dict()
+    return pretrained_config.to_dict()
 
 
 def _fetch_from_hub(source: str) -> LocalCheckpoint:

@@ -85,13 +85,13 @@ def load_weights(
 def _compute(reader: CheckpointReader, row: Row, grid: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     """Compute a parameter from several arrays."""
     arrays = [reader.read_floats(key) for key in (row.key or "", *row.other_keys)]
-    computed = COMPUTATIONS[row.transform](arrays, grid).to(dtype)
-    if not bool(torch.isfinite(computed).all()):
+    parameter = COMPUTATIONS[row.transform](arrays, grid).to(dtype)
+    if not bool(torch.isfinite(parameter).all()):
         raise UserError(
             f"the parameter computed from '{row.key}' has values beyond the range of {dtype}, so the file is "
             "damaged; download it again"
         )
-    return computed
+    return parameter
 
 
 def _move(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:

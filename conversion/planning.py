@@ -304,7 +304,7 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
     used_partly = {str(key) for (key, axis), count in blocks.items() if count != shapes.get(str(key), (0, 0))[axis]}
     used_partly |= {str(key) for (key, num_pieces), count in pieces.items() if count != num_pieces}
     parameter_counts = Counter(row.parameter for row in plan.rows)
-    unknown = [name for name in parameter_counts if name not in parameters]
+    unknown_names = [name for name in parameter_counts if name not in parameters]
     misshapen: list[str] = []
     for name, shape in ((row.parameter, row.parameter_shape) for row in plan.rows):
         if shape != parameters.get(name, shape):
@@ -316,7 +316,7 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
         listing("keys used but missing from the file", [key for key in key_counts if key not in shapes]),
         listing("parameters not filled", [name for name in parameters if not parameter_counts[name]]),
         listing("parameters filled twice", [name for name, count in parameter_counts.items() if count > 1]),
-        listing("parameters that the model does not have", unknown),
+        listing("parameters that the model does not have", unknown_names),
         listing("parameters of another shape", misshapen),
     )
 
@@ -378,10 +378,10 @@ class Layout:
 
     def _expand(self, rules: Iterable[KeyRule]) -> list[KeyRule]:
         """Return one rule per key: rules for blocks are repeated with each block's number."""
-        expanded: list[KeyRule] = []
+        expanded_rules: list[KeyRule] = []
         for rule in rules:
-            expanded += [rule.for_block(i) for i in range(self.depth)] if rule.in_block else [rule]
-        return expanded
+            expanded_rules += [rule.for_block(i) for i in range(self.depth)] if rule.in_block else [rule]
+        return expanded_rules
 
     @cached_property
     def _needed_rules(self) -> list[KeyRule]:

@@ -29,7 +29,8 @@ def progress(title: str, size: int | None = None) -> Generator[Callable[[int], N
 @contextmanager
 def quiet_transformers() -> Generator[None]:
     """Silence transformers' progress bars, advice and tables of weights, which an error reports in one line."""
-    verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
+    has_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()
     try:

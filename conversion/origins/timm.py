@@ -580,7 +580,8 @@ def _declare_mean_pooled(
     if companions.config is None:
         return Declared()
     config_file = validate_values(TimmConfig, companions.config, "config.json")
-    architecture, arguments = (config_file.architecture or "").partition(".")[0], config_file.model_args or {}
+    architecture = (config_file.architecture or "").partition(".")[0]
+    arguments = config_file.model_args or {}
     if not re.fullmatch(architectures, architecture):
         raise UserError(
             f"config.json has the architecture '{architecture:.80}' of timm, which does not fit these "

@@ -110,7 +110,8 @@ def _configure(network: Network) -> Fields:
 def _declared(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts about architecture, arguments and preprocessing in timm's config.json, which must be there."""
     config_file = validate_values(timm.TimmConfig, companions.config or {}, "config.json")
-    architecture, arguments = (config_file.architecture or "").partition(".")[0], config_file.model_args or {}
+    architecture = (config_file.architecture or "").partition(".")[0]
+    arguments = config_file.model_args or {}
     if not has_architecture(architecture):
         raise UserError(
             "the weights do not record how their rotary positions are computed; give the folder with timm's config.json"

@@ -53,7 +53,9 @@ class TensorOutputs(nn.Module):
     def __init__(self, outgoing: OutgoingModel) -> None:
         super().__init__()
         outgoing.model.set_attn_implementation("eager")  # torch's exporter fails on sdpa with a bias
-        self.model, self.has_head, self.names = outgoing.model, outgoing.has_head, outgoing.output_names
+        self.model = outgoing.model
+        self.has_head = outgoing.has_head
+        self.names = outgoing.output_names
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on images [B, C, H, W]; a hook captures the inputs of a classifier's head."""

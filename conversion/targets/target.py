@@ -247,18 +247,18 @@ class Target(ABC):
             raise UserError(
                 f"{self.title} does not support model_type='{config.model_type}', only {supported}; use --to onnx"
             )
-        unsupported, part = list[str](), self.part_for(config)
+        unsupported_fields, part = list[str](), self.part_for(config)
         defaults = {field.name: field.default for field in fields(config)}
         for name, value in _relevant_fields(config).items():
             # The default epsilon of a ResNet stem is that of the layers.
             allowed = part.expresses.get(name, (config.layer_norm_eps if name == "group_norm_eps" else defaults[name],))
             if allowed is not ANY and value not in allowed:
                 choice = f" (only {' or '.join(map(repr, allowed))})" if name in part.expresses else ""
-                unsupported.append(f"{name}={value!r}{choice}")
-        unsupported += [text for text, applies in part.objections(config, has_head(model)).items() if applies]
-        if unsupported:
+                unsupported_fields.append(f"{name}={value!r}{choice}")
+        unsupported_fields += [text for text, applies in part.objections(config, has_head(model)).items() if applies]
+        if unsupported_fields:
             raise UserError(
-                f"{part.title} does not support {', '.join(unsupported)}, so nothing was written; use --to onnx"
+                f"{part.title} does not support {', '.join(unsupported_fields)}, so nothing was written; use --to onnx"
             )
 
     @final

@@ -254,7 +254,8 @@ class TimmFolder(Target):
 
     def write(self, outgoing: OutgoingModel) -> None:
         """Write config.json and the weights."""
-        config, num_classes = outgoing.config, outgoing.config.num_labels if outgoing.has_head else 0
+        config = outgoing.config
+        num_classes = outgoing.config.num_labels if outgoing.has_head else 0
         config_file = {
             "architecture": kind_of(config).architecture(config),
             "num_classes": num_classes,
@@ -281,9 +282,9 @@ class TimmFolder(Target):
         import timm
 
         model: Any = timm.create_model(f"local-dir:{outgoing.folder}", pretrained=True).eval()
-        images, expected = outgoing.probe()
+        images, expected_results = outgoing.probe()
         results = model(images) if outgoing.has_head else model.forward_features(images)
-        return largest_difference(expected, results), f"timm {timm.__version__}"
+        return largest_difference(expected_results, results), f"timm {timm.__version__}"
 
     def spell(self, key: str, model: PreTrainedModel) -> str:
         """Return timm's key for one of the table."""
@@ -373,14 +374,17 @@ def _input_size(outgoing: OutgoingModel) -> tuple[int, int]:
 def _cropping(outgoing: OutgoingModel) -> tuple[str, float]:
     """Return timm's (crop_mode, crop_pct) for the processor's steps; raise a UserError if timm cannot express them."""
     processor, (height, width) = outgoing.processor, _input_size(outgoing)
-    size, crop = dict(processor.size), dict(processor.crop_size) if processor.do_center_crop else dict(processor.size)
+    size = dict(processor.size)
+    crop = dict(processor.crop_size) if processor.do_center_crop else dict(processor.size)
     mode = "center" if "shortest_edge" in size else "squash"
-    scaled = size.get("shortest_edge", size.get("height", 0))
-    crop_share = height / max(scaled, 1)
-    if math.floor(height / crop_share) < scaled:  # timm rounds the size down
+    resized_side = size.get("shortest_edge", size.get("height", 0))
+    crop_share = height / max(resized_side, 1)
+    if math.floor(height / crop_share) < resized_side:  # timm rounds the size down
         crop_share = math.nextafter(crop_share, 0)
     expected_size = (
-        {"shortest_edge": scaled} if mode == "center" else {"height": scaled, "width": math.floor(width / crop_share)}
+        {"shortest_edge": resized_side}
+        if mode == "center"
+        else {"height": resized_side, "width": math.floor(width / crop_share)}
     )
     has_square_crop = mode == "squash" or height == width
     has_padding = bool(getattr(processor, "do_pad", None))

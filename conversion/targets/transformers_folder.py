@@ -282,13 +282,15 @@ class TransformersFolder(Target):
         """Load the folder with transformers and compare its results."""
         model_class = _model_class(outgoing.config, outgoing.has_head)
         model = model_class.from_pretrained(outgoing.folder, **_options(outgoing)).eval()
-        images, expected = outgoing.probe()
+        images, expected_results = outgoing.probe()
         is_siglip2 = kind_of(outgoing.config) is SIGLIP2
         output = model(**_siglip2_inputs(images, outgoing.config) if is_siglip2 else {"pixel_values": images})
         if outgoing.has_head:
-            difference = largest_difference(expected, output["image_embeds" if "image_embeds" in output else "logits"])
+            difference = largest_difference(
+                expected_results, output["image_embeds" if "image_embeds" in output else "logits"]
+            )
         else:
-            difference = largest_difference(expected, output.last_hidden_state)
+            difference = largest_difference(expected_results, output.last_hidden_state)
             if output.pooler_output is not None:
                 pooled = outgoing.model(images).pooler_output
                 difference = max(difference, largest_difference(pooled, output.pooler_output))

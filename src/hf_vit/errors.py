@@ -31,11 +31,13 @@ _OTHER_REMEDIES = {
 
 def one_line(value: object) -> str:
     """Return the value's text in one line, without control characters and marks that change the writing direction."""
-    spaced = "".join(
+    text_with_spaces = "".join(
         " " if unicodedata.category(character) in ("Cc", "Zl", "Zp") else character for character in str(value)
     )
     return " ".join(
-        "".join(character for character in spaced if unicodedata.category(character) not in ("Cf", "Cs")).split()
+        "".join(
+            character for character in text_with_spaces if unicodedata.category(character) not in ("Cf", "Cs")
+        ).split()
     )
 
 

@@ -259,9 +259,11 @@ def own_class(config: Mapping[str, Any], model_class: type[PreTrainedModel] | No
     """
     family, head = family_of(config.get("model_type")), dense_head_of(config.get("model_type"))
     classes = tuple(family.classes.values()) if family else (head.model_class,) if head else ()
-    name, auto_map_field = first_class_name(config.get("architectures")) or None, config.get("auto_map")
+    name = first_class_name(config.get("architectures")) or None
+    auto_map_field = config.get("auto_map")
     saved_class = next((member for member in classes if member.__name__ == name), None)
-    requested_class, auto_map = model_class or saved_class, auto_map_field if isinstance(auto_map_field, dict) else {}
+    requested_class = model_class or saved_class
+    auto_map = auto_map_field if isinstance(auto_map_field, dict) else {}
     target = auto_map.get(_AUTO_CLASS_OF.get(requested_class))
     if isinstance(target, str) and requested_class is not None:
         module, _, class_name = target.rpartition("--")[2].rpartition(".")
@@ -315,8 +317,8 @@ def _find_class(model_class: Any, source: Any, options: dict[str, Any]) -> tuple
     loaded_class = get_class_from_dynamic_module(custom_class, source, **hub_options)
     loaded_class.register_for_auto_class(_AUTO_CLASS_OF[model_class])
     if loaded_class.config_class.__name__ != type(config).__name__:
-        stored, _ = loaded_class.config_class.get_config_dict(source, **hub_options)
-        config = loaded_class.config_class.from_dict({**stored, **config.to_dict()}, name_or_path=str(source))
+        stored_config, _ = loaded_class.config_class.get_config_dict(source, **hub_options)
+        config = loaded_class.config_class.from_dict({**stored_config, **config.to_dict()}, name_or_path=str(source))
     return loaded_class, {**options, "config": config}
 
 

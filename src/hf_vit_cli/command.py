@@ -143,12 +143,12 @@ class Command(TyperCommand):
                 negation = next(iter(switches[name].secondary_opts), f"no {name}")
                 ctx.fail(f"{name} takes no value, but got '{value}'; write {name}, or {negation}")
 
-    def _refuse_bad_values(self, context: typer.Context, typed: Mapping[str, Any]) -> None:
+    def _refuse_bad_values(self, context: typer.Context, typed_values: Mapping[str, Any]) -> None:
         """Raise an error for empty values (the path "" is the working folder), devices, and numbers that would
         overflow.
         """
         for param in self.params:
-            if "" in _to_sequence(typed.get(param.name)):
+            if "" in _to_sequence(typed_values.get(param.name)):
                 context.fail(f"{_option_flag(param)} is empty; give a value, or leave the option out")
             for value in _to_sequence(context.params.get(param.name)):
                 if isinstance(value, str | Path) and is_device_or_pipe(value):
@@ -297,11 +297,15 @@ def _last_run_options(context: typer.Context, file: Path, records: list[Any]) ->
         )
     try:
         arguments = shlex.split(runs[-1].removeprefix(context.command_path))
-        parsed = context.command.make_context(context.info_name, arguments)
+        run_context = context.command.make_context(context.info_name, arguments)
     except (ValueError, typer.TyperException) as error:
         context.fail(f"--config {file} records a command that cannot be parsed ({error}); type its options instead")
-    sources = {name: parsed.get_parameter_source(name) for name in parsed.params if name not in _SINGLE_USE_OPTIONS}
-    return {name: parsed.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    sources = {
+        name: run_context.get_parameter_source(name) for name in run_context.params if name not in _SINGLE_USE_OPTIONS
+    }
+    return {
+        name: run_context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"
+    }
 
 
 def _to_text(value: Any) -> Any:

@@ -84,8 +84,8 @@ def compare(
         print_safely(f"note: {note}", err=True)
     if run.data.skipped:
         print_safely(f"skipped {len(run.data.skipped)} unreadable images: {', '.join(run.data.skipped)}")
-    if recorded := save_comparison(run, command=format_command(context), seed=seed):
-        print_safely(f"recorded in facts.json of {', '.join(recorded)}")
+    if recorded_models := save_comparison(run, command=format_command(context), seed=seed):
+        print_safely(f"recorded in facts.json of {', '.join(recorded_models)}")
     _print_table(run.results, run.speed)
     print_safely(f"tables, plot and page in {output}")
 

@@ -80,8 +80,8 @@ def cost(
         estimate = blog_estimate(model)
         _print_result(f"{model}, as the blog post estimated", estimate, _blog_rows(estimate), as_json)
     else:
-        corrected = corrected_estimate(model)
-        _print_result(f"{model}, corrected", corrected, _corrected_rows(corrected), as_json)
+        corrected_costs = corrected_estimate(model)
+        _print_result(f"{model}, corrected", corrected_costs, _corrected_rows(corrected_costs), as_json)
 
 
 def _check_options(mode: str, arguments: dict[str, Any]) -> None:
@@ -90,11 +90,11 @@ def _check_options(mode: str, arguments: dict[str, Any]) -> None:
 
     if mode not in _MODE_OPTIONS:
         raise UserError(f"--mode {mode} is unknown; use one of {', '.join(_MODE_OPTIONS)}")
-    unused = arguments.keys() - _MODE_OPTIONS[mode]
-    if unused:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in arguments if name in unused)
+    unused_options = arguments.keys() - _MODE_OPTIONS[mode]
+    if unused_options:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in arguments if name in unused_options)
         remedy = next(
-            (f"use --mode {other}" for other, mode_options in _MODE_OPTIONS.items() if unused <= mode_options),
+            (f"use --mode {other}" for other, mode_options in _MODE_OPTIONS.items() if unused_options <= mode_options),
             "remove them",
         )
         raise UserError(f"{names} has no effect with --mode {mode}; {remedy}")

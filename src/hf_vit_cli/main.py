@@ -67,7 +67,8 @@ def build_app() -> typer.Typer:
 @contextmanager
 def _set_up_logs() -> Generator[None]:
     """Silence the Hub clients' logs, as errors are reported in one line, and show notes about conversions."""
-    conversion_log, handler = logging.getLogger("hf_vit.conversion"), logging.StreamHandler(sys.stderr)
+    conversion_log = logging.getLogger("hf_vit.conversion")
+    handler = logging.StreamHandler(sys.stderr)
     handler.format = lambda record: plain_text(f"note: {record.getMessage()}")
     levels = {logger: logger.level for logger in (conversion_log, *map(logging.getLogger, _CLIENTS))}
     for name, variable in _CLIENTS.items():

@@ -137,7 +137,9 @@ def _make_parameter(shared: "str | Field[Any]") -> inspect.Parameter:
         name, (kind, option) = shared, SHARED[shared]
     else:
         field, panel = (RUN_FIELDS[shared], None) if isinstance(shared, str) else (shared, shared.metadata["panel"])
-        details, name, parts = field.metadata, option_name(field), (*get_args(field.type), field.type)
+        details = field.metadata
+        name = option_name(field)
+        parts = (*get_args(field.type), field.type)
         default = None if field in _OPTIONAL_FIELDS else field.default
         kind = details["typed"] or next(part for part in parts if part is not NoneType)
         if any(get_origin(part) is Literal for part in parts):

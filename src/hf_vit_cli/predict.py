@@ -68,7 +68,7 @@ def _print_predictions(predictions: "Sequence[Prediction | DensePrediction]", as
     """Print predictions as JSON or as one table."""
     from hf_vit.evaluation import Prediction
 
-    formatted = [
+    formatted_predictions = [
         _format_classes(prediction) if isinstance(prediction, Prediction) else _format_dense(prediction)
         for prediction in predictions
     ]
@@ -77,19 +77,24 @@ def _print_predictions(predictions: "Sequence[Prediction | DensePrediction]", as
 
         entries = [
             {"image": prediction.image} | content
-            for prediction, (content, _, _) in zip(predictions, formatted, strict=True)
+            for prediction, (content, _, _) in zip(predictions, formatted_predictions, strict=True)
         ]
         typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return
     table: list[list[str] | None] = []
-    for prediction, (_, _, rows) in zip(predictions, formatted, strict=True):
+    for prediction, (_, _, rows) in zip(predictions, formatted_predictions, strict=True):
         table += [*(["" if rank else prediction.image, *row] for rank, row in enumerate(rows)), None]
-    print_table(table, "image", *max((header for _, header, _ in formatted), key=len, default=["class", "probability"]))
+    print_table(
+        table,
+        "image",
+        *max((header for _, header, _ in formatted_predictions), key=len, default=["class", "probability"]),
+    )
 
 
 def _format_classes(prediction: "Prediction") -> FormattedPrediction:
     """Return the formatted classes of an image, or the values of a regression model."""
-    labels, header = prediction.labels, ["output", "value"] if prediction.are_values else ["class", "probability"]
+    labels = prediction.labels
+    header = ["output", "value"] if prediction.are_values else ["class", "probability"]
     content: dict[str, Any] = {"predictions": [{"label": name, "score": score} for name, score in prediction.scores]}
     rows = [[name, f"{score:.6g}" if prediction.are_values else f"{score:.2%}"] for name, score in prediction.scores]
     if labels is not None:

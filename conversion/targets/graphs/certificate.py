@@ -312,7 +312,8 @@ def measure_agreement(
     all_matches = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
     with torch.no_grad():
         for batch, pixel_values, labels in data.judging.labeled_batches():
-            expected, actual = outgoing.compute_results(pixel_values).argmax(-1), graph.run(batch)["logits"].argmax(-1)
+            expected = outgoing.compute_results(pixel_values).argmax(-1)
+            actual = graph.run(batch)["logits"].argmax(-1)
             all_matches.append((expected == actual, actual == classes[labels], expected == classes[labels]))
     agreement, *accuracies = (float(torch.cat(matches).double().mean()) for matches in zip(*all_matches, strict=True))
     return (agreement, None, None) if -1 in class_indices else (agreement, accuracies[0], accuracies[1])

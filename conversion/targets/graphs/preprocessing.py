@@ -89,22 +89,22 @@ def _unsupported_steps(processor: Any) -> list[str]:
     overridden = [name for name in _STEPS if getattr(processor_class, name) is not getattr(TorchvisionBackend, name)]
     if overridden:
         return [f"{processor_class.__name__} (which overrides {overridden[0]})"]
-    unsupported, crops = list[str](), getattr(processor, "do_center_crop", None)
+    unsupported_steps, crops = list[str](), getattr(processor, "do_center_crop", None)
     if processor.do_resize:
         filter_ = Image.Resampling(processor.resample)
         if filter_ not in _FILTERS:
             filter_names = " and ".join(supported.name for supported in _FILTERS)
-            unsupported.append(f"resample={filter_.name} (a graph has {filter_names})")
+            unsupported_steps.append(f"resample={filter_.name} (a graph has {filter_names})")
         sides = set(dict(processor.size))
         if sides != {"height", "width"} and (sides != {"shortest_edge"} or not crops):
-            unsupported.append(
+            unsupported_steps.append(
                 f"size={dict(processor.size)} (a graph needs height and width, or a shortest_edge and a crop)"
             )
     elif not crops:
-        unsupported.append("do_resize=False without a crop (images keep their sizes)")
+        unsupported_steps.append("do_resize=False without a crop (images keep their sizes)")
     if 0.0 in scale_of(processor)[1]:
-        unsupported.append(f"image_std={processor.image_std} (division by 0)")
-    return unsupported + ["do_pad=True"] * bool(getattr(processor, "do_pad", None))
+        unsupported_steps.append(f"image_std={processor.image_std} (division by 0)")
+    return unsupported_steps + ["do_pad=True"] * bool(getattr(processor, "do_pad", None))
 
 
 def _sides(size: dict[str, int]) -> tuple[int, int]:
@@ -214,7 +214,8 @@ def refuse_other_sizes(model: Any, stride: tuple[int, int], only_multiples: bool
     ONNX has no operator that raises an error, but every runtime refuses to reshape to more values. `model`, an
     `onnx_ir.Model` with images [B, C, H, W] as its first input, is changed in place; `stride` is a patch in px.
     """
-    images, rule = model.graph.inputs[0], "must_be_multiples_of" if only_multiples else "are_smaller_than"
+    images = model.graph.inputs[0]
+    rule = "must_be_multiples_of" if only_multiples else "are_smaller_than"
     nodes = Nodes(f"image_sides_{rule}_{stride[0]}x{stride[1]}_px/")  # runtimes name the node in their error
     sides, patch = nodes.Shape(images, start=2), nodes.Constant(value_ints=list(stride))
     is_wrong = nodes.Less(sides, patch)

@@ -113,8 +113,8 @@ class AnalysisDocument(Document):
         """Return the document of an analysis with its arrays, inputs and plots (file -> title)."""
         names = ("name", "title", "source", "shows", "notes")
         attributes: dict[str, Any] = {name: getattr(analysis, name) for name in names}
-        stored = {name: _store_array(analysis, name, values) for name, values in arrays.items()}
-        return cls(**attributes, inputs=inputs, arrays=stored, pictures=dict(pictures))
+        stored_arrays = {name: _store_array(analysis, name, values) for name, values in arrays.items()}
+        return cls(**attributes, inputs=inputs, arrays=stored_arrays, pictures=dict(pictures))
 
 
 def _store_array(analysis: Analysis, name: str, values: NDArray[np.float32]) -> StoredArray:
@@ -320,8 +320,8 @@ def analyze(
             results of other inputs.
     """
     settings = replace(settings or AnalysisSettings(), **choices)
-    if unknown := [name for name in only or () if name not in ANALYSES]:
-        raise UserError(f"the analysis {', '.join(unknown)} is unknown; choose from {', '.join(ANALYSES)}")
+    if unknown_names := [name for name in only or () if name not in ANALYSES]:
+        raise UserError(f"the analysis {', '.join(unknown_names)} is unknown; choose from {', '.join(ANALYSES)}")
     refuse_output_in(images, output)
     if output is not None and isinstance(model, str | Path) and Path(model).is_dir():
         Facts.load(model)  # raises for damaged facts before the work begins
@@ -377,7 +377,7 @@ def _run_analyses(
         note = "" if analysis.engine is None else f", {describe_engine(analysis.engine)}"
         report(f"{name} finished in {time.perf_counter() - analysis_start:.1f} s{note}")
     for name, document in documents.items():
-        run.arrays[name] = {array: stored.array() for array, stored in document.arrays.items()}
+        run.arrays[name] = {array: stored_array.array() for array, stored_array in document.arrays.items()}
         if name not in run.summaries and ANALYSES[name].obstacle(context) is None:
             run.summaries[name] = ANALYSES[name](context).summary(run.arrays[name])
         run.pictures.update({folder / file: title for file, title in document.pictures.items()})

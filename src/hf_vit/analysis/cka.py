@@ -112,7 +112,8 @@ class CKA(Analysis):
     def measure(self) -> Arrays:
         """Compute CKA in minibatches of nearly equal size, each of at least 4 images."""
         images, limit = self.context.images, self.context.settings.cka_batch_size
-        second_model, cka = self.context.against if self.second_input else None, MinibatchCKA()
+        second_model = self.context.against if self.second_input else None
+        cka = MinibatchCKA()
         names, other_names = list[str](), list[str]()
         num_batches = min(math.ceil(images.size / limit), images.size // 4)
         for indices in np.array_split(np.arange(images.size), num_batches):
@@ -129,7 +130,8 @@ class CKA(Analysis):
 
     def draw(self, arrays: Arrays) -> Pictures:
         """Return a heat map of CKA."""
-        first, second = self.context.subject, self.context.against if self.second_input else None
+        first = self.context.subject
+        second = self.context.against if self.second_input else None
         names = [f"layer of {model.name}" for model in (first, second or first)]
         return {self.title: draw_cka(arrays["cka"], *names)}
 

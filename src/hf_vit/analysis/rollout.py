@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def rollout_step(rolled: torch.Tensor | None, maps: AttentionMaps, layer: int, identity: float) -> torch.Tensor:
+def rollout_step(rollout: torch.Tensor | None, maps: AttentionMaps, layer: int, identity: float) -> torch.Tensor:
     """Return the rollout [B, N, N] with one more layer: ((1 - identity) * mean over heads + identity * I) @ rolled.
 
     Row q holds how much every input token contributes to token q. The row and column attention of an axial layer count
@@ -30,11 +30,11 @@ def rollout_step(rolled: torch.Tensor | None, maps: AttentionMaps, layer: int, i
     attention = maps[layer]
     if isinstance(attention, torch.Tensor):
         mean = attention.float().mean(dim=1)
-        rolled = torch.eye(mean.shape[-1]).to(mean).expand_as(mean) if rolled is None else rolled
-        return (1 - identity) * mean @ rolled + identity * rolled
+        rollout = torch.eye(mean.shape[-1]).to(mean).expand_as(mean) if rollout is None else rollout
+        return (1 - identity) * mean @ rollout + identity * rollout
     rows, columns = (part.float().mean(dim=1) for part in attention)
     h, w = rows.shape[1], columns.shape[1]
-    lines = (torch.eye(h * w).to(rows).expand(len(rows), -1, -1) if rolled is None else rolled).unflatten(1, (h, w))
+    lines = (torch.eye(h * w).to(rows).expand(len(rows), -1, -1) if rollout is None else rollout).unflatten(1, (h, w))
     lines = (1 - identity) * torch.einsum("bhqk,bhkn->bhqn", rows, lines) + identity * lines
     lines = (1 - identity) * torch.einsum("bwqk,bkwn->bqwn", columns, lines) + identity * lines
     return lines.flatten(1, 2)
@@ -82,14 +82,14 @@ class AttentionRollout(AttentionAnalysis):
 
     def _rollout(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the rollout [B, h, w] from the output token to the patches for images [B, C, H, W]."""
-        layout, rolled = self.reader.layout, list[torch.Tensor | None]([None])
+        layout, rollouts = self.reader.layout, list[torch.Tensor | None]([None])
 
         def add_layer(layer: int, maps: AttentionMaps) -> None:
-            rolled[0] = rollout_step(rolled[0], maps, layer, self.context.settings.rollout_identity)
+            rollouts[0] = rollout_step(rollouts[0], maps, layer, self.context.settings.rollout_identity)
 
         self.read(pixel_values, add_layer)
-        assert rolled[0] is not None
-        to_patches = rolled[0][:, :, layout.patch_tokens]
+        assert rollouts[0] is not None
+        to_patches = rollouts[0][:, :, layout.patch_tokens]
         if layout.class_token is None:
             output = to_patches[:, layout.patch_tokens].mean(dim=1)
         else:

@@ -284,8 +284,8 @@ class Difference(Displayed):
             save_figure(self.accuracy.draw(), folder / PLOT_FILE)
         else:
             (folder / PLOT_FILE).unlink(missing_ok=True)
-        redacted = redact_values(json.loads(json.dumps(content, allow_nan=False)))
-        write_atomically(folder / RESULT_FILE, json.dumps(redacted, indent=2, ensure_ascii=False) + "\n")
+        redacted_content = redact_values(json.loads(json.dumps(content, allow_nan=False)))
+        write_atomically(folder / RESULT_FILE, json.dumps(redacted_content, indent=2, ensure_ascii=False) + "\n")
 
 
 def diff(
@@ -352,7 +352,10 @@ def compare_layers(first: Mapping[str, torch.Tensor], second: Mapping[str, torch
         layer_match = _LAYER_NAME.match(name)
         layers.setdefault(layer_match[0] if layer_match else name.rpartition(".")[0] or name, []).append(name)
     for layer, names in layers.items():
-        notes, squared_difference, squared_norm, count = list[str](), 0.0, 0.0, 0
+        notes = list[str]()
+        squared_difference = 0.0
+        squared_norm = 0.0
+        count = 0
         for name in names:
             tensor, other_tensor = first.get(name), second.get(name)
             if tensor is None or other_tensor is None or tensor.shape != other_tensor.shape:

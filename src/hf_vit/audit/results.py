@@ -138,10 +138,10 @@ def _measure_again(
     # A top-1 record holds its metrics directly; other protocols hold their main metrics under "headline".
     is_top1 = evaluation.protocol == "top1"
     measurements: Any = evaluation.result.values() if is_top1 else evaluation.result.headline()
-    recorded: Any = record.values if is_top1 else record.values["headline"]
+    recorded_values: Any = record.values if is_top1 else record.values["headline"]
     ties = NearTies(evaluation.examination) if is_top1 else None
     for name, measured in measurements.items():
-        published = recorded.get(name)
+        published = recorded_values.get(name)
         if isinstance(measured, float) and isinstance(published, float | int):
             verdict, reason = _judge(name, float(published), measured, evaluation.result.num_images, ties)
             yield Finding(f"{ACCURACIES.get(name, name)} on {data_name}", verdict, float(published), measured, reason)
@@ -215,7 +215,7 @@ def select_records(facts: Facts) -> list[Record]:
 
 def find_unrecorded_claims(folder: Path, facts: Facts) -> tuple[list[Claim], list[str]]:
     """Return the published numbers that facts.json does not record, and messages about files that cannot be read."""
-    recorded = {
+    recorded_claims = {
         (claim.result_name, claim.value)
         for record in select_current(facts)
         for claim in (*_index_claims(make_index_entries([record], folder.name)), *_record_claims(record))
@@ -230,7 +230,7 @@ def find_unrecorded_claims(folder: Path, facts: Facts) -> tuple[list[Claim], lis
             claims += _index_claims(_read_card_entries(path)) if path.name == CARD_NAME else _result_file_claims(path)
         except Exception as error:  # untrusted YAML may fail anywhere inside huggingface_hub
             unreadable.append(f"{path.relative_to(folder)} cannot be read ({first_line(error):.120})")
-    return [claim for claim in claims if (claim.result_name, claim.value) not in recorded], unreadable
+    return [claim for claim in claims if (claim.result_name, claim.value) not in recorded_claims], unreadable
 
 
 def _read_card_entries(path: Path) -> Any:
@@ -390,7 +390,7 @@ class NearTies:
             best = find_largest(logits, 6)
             ranked = logits.gather(1, best)
             is_tied = ranked[:, :-1] - ranked[:, 1:] <= NEAR_TIE * logits.abs().amax(dim=-1, keepdim=True)
-            tied = {f"tied_{rank}": is_tied[:, rank - 1 : rank].any(dim=1).numpy() for rank in (1, 5)}
+            near_ties = {f"tied_{rank}": is_tied[:, rank - 1 : rank].any(dim=1).numpy() for rank in (1, 5)}
             top_two = best[:, [0, min(1, best.shape[1] - 1)]].numpy()
-            batches.append({"references": labels.numpy(), "best": top_two, **tied})
+            batches.append({"references": labels.numpy(), "best": top_two, **near_ties})
         return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}

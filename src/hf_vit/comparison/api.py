@@ -96,8 +96,8 @@ def describe_inputs(
     description = loaded.describe()
     # How a processor prepares an image with edges and colors depends on its resizing, cropping and scaling.
     picture = Image.effect_mandelbrot((96, 80), (-2, -1.2, 0.6, 1.2), 60).convert("RGB")
-    prepared = (loaded.prepare([picture]) * 100).round().to(torch.int32).numpy().tobytes()
-    fingerprint = hashlib.sha256(description["fingerprint"].encode() + prepared).hexdigest()[:16]
+    prepared_bytes = (loaded.prepare([picture]) * 100).round().to(torch.int32).numpy().tobytes()
+    fingerprint = hashlib.sha256(description["fingerprint"].encode() + prepared_bytes).hexdigest()[:16]
     model = JudgedModel(name=loaded.name, kind=description["kind"], fingerprint=fingerprint, judged_by=classifier)
     return ComparisonInputs(model=model, data=fact, settings=all_settings)
 
@@ -262,7 +262,11 @@ def _measure_accuracy(examination: Examination) -> dict[str, Any]:
 
     top5 is None for fewer than five classes, and the loss if the true class of an image has the logit `NEVER`.
     """
-    sums, hits, images, classes, is_finite = ReliabilitySums(), np.zeros(2, dtype=int), 0, 0, True
+    sums = ReliabilitySums()
+    hits = np.zeros(2, dtype=int)
+    images = 0
+    classes = 0
+    is_finite = True
     for logits, labels in examination.iterate_logits(examination.split):
         is_finite &= bool((logits.gather(1, labels[:, None]) > NEVER / 2).all())
         sums.add(logits.double().numpy(), labels.numpy())
@@ -425,7 +429,7 @@ def compare(
                 report(f"{loaded[index].name}: already measured, using the stored result")
             if ray is None:
                 options: Any = {"optimize": optimize, "progress": progress}
-                finished = (
+                new_results = (
                     (position, measure_model(loaded[index], data, all_inputs[index], settings, **options))
                     for position, index in enumerate(missing)
                 )
@@ -433,8 +437,8 @@ def compare(
                 from hf_vit.evaluation.ray_runner import run_independent
 
                 tasks = [(str(models[index]), all_inputs[index]) for index in missing]
-                finished = run_independent(ray, measure_named, tasks, data, settings, device, optimize)
-            for position, result in finished:
+                new_results = run_independent(ray, measure_named, tasks, data, settings, device, optimize)
+            for position, result in new_results:
                 index = missing[position]
                 result.write(files[index])
                 results[index] = result
@@ -459,7 +463,7 @@ def save_comparison(
     Returns:
         The names of these models.
     """
-    recorded: list[str] = []
+    recorded_models: list[str] = []
     for loaded, result in zip(run.subjects, run.results, strict=True):
         if loaded.folder is None or not result.inputs.model.kind.startswith("hf_"):
             continue
@@ -475,8 +479,8 @@ def save_comparison(
         record = new_record("benchmark", values=values, command=command, seed=seed, data=result.inputs.data)
         loaded.need_same_folder()
         append_record(loaded.folder, record)
-        recorded.append(result.name)
-    return recorded
+        recorded_models.append(result.name)
+    return recorded_models
 
 
 def _measure_speed(
@@ -484,11 +488,11 @@ def _measure_speed(
 ) -> SpeedResult:
     """Return the stored speed of the same models in the same order, or measure it."""
     models = [result.inputs.model for result in run.results]
-    stored = SpeedResult.read(path)
+    stored_result = SpeedResult.read(path)
     inputs = (models, settings.speed_batch_size, settings.speed_turns)
-    if stored is not None and (stored.models, stored.batch_size, stored.turns) == inputs:
+    if stored_result is not None and (stored_result.models, stored_result.batch_size, stored_result.turns) == inputs:
         report("speed: already measured, using the stored result")
-        return stored
+        return stored_result
     samples = {
         subject.name: load_sample(subject, run.data, run.split, settings.speed_batch_size) for subject in run.subjects
     }

@@ -137,7 +137,8 @@ def corrected_estimate(model: str) -> CorrectedEstimate:
     """
     original = blog_estimate(model)
     device_days, machine_price = original.core_days / CORES_PER_DEVICE, GPUS * GPU_PRICE
-    tpu_dollars, days_without_factor = device_days * 24 * (VM_PRICE + TPU_PRICE), original.core_days / (GPUS * SCALING)
+    tpu_dollars = device_days * 24 * (VM_PRICE + TPU_PRICE)
+    days_without_factor = original.core_days / (GPUS * SCALING)
     cores_per_gpu = V100_FLOPS / TPU_CORE_FLOPS
     speed_up = GPUS * SCALING * cores_per_gpu
     gpu_days = original.core_days / speed_up

@@ -116,9 +116,11 @@ def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -
             "columns compute and error are not swapped"
         )
     residuals = predictions - errors
-    covariance, fitted_parameters = _covariance(parameters, compute, residuals, len(names)), parameters[: len(names)]
+    covariance = _covariance(parameters, compute, residuals, len(names))
+    fitted_parameters = parameters[: len(names)]
     margins = np.sqrt(np.diag(covariance)) * _student_quantile(len(errors) - len(names))
-    low, high = np.maximum(fitted_parameters - margins, 0.0).tolist(), (fitted_parameters + margins).tolist()
+    low = np.maximum(fitted_parameters - margins, 0.0).tolist()
+    high = (fitted_parameters + margins).tolist()
     return ScalingLaw(
         *parameters.tolist(),
         intervals={name: (low[index], high[index]) for index, name in enumerate(names)},
@@ -175,8 +177,8 @@ def _fit(compute: Array, errors: Array, shift: bool) -> tuple[float, float, floa
 
 def _fit_linear(powers: Array, errors: Array) -> tuple[float, float]:
     """Return the a and c of at least 0 that fit errors = a * powers + c best."""
-    centered = powers - powers.mean()
-    a = float(max(centered @ errors / (centered @ centered), 0.0))
+    deviations = powers - powers.mean()
+    a = float(max(deviations @ errors / (deviations @ deviations), 0.0))
     c = float(errors.mean() - a * powers.mean())
     return (a, c) if c >= 0 else (float(powers @ errors / (powers @ powers)), 0.0)
 

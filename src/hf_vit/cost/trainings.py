@@ -157,7 +157,8 @@ def _count_images(training: Record, folder: str) -> float:
     images_seen = values.get("images_seen")  # missing in older records
     if isinstance(images_seen, int | float):
         return float(images_seen)
-    steps, batch = values.get("steps"), recipe.get("batch_size") if isinstance(recipe, dict) else None
+    steps = values.get("steps")
+    batch = recipe.get("batch_size") if isinstance(recipe, dict) else None
     if not isinstance(steps, int | float) or not isinstance(batch, int | float):
         raise UserError(
             f"the training record in {folder}/facts.json lacks steps or recipe.batch_size, so its "
@@ -233,7 +234,8 @@ def cost_summary(
         raise UserError("time and price need the speed of a device; give --device-flops, its peak FLOP/s")
     if device_flops is not None and flops is None:
         raise UserError("the time of a training needs its number of images; give --images, and --epochs if it is not 1")
-    size, cost_estimate = as_pair(config.image_size if image_size is None else image_size), None
+    size = as_pair(config.image_size if image_size is None else image_size)
+    cost_estimate = None
     if device_flops is not None and flops is not None:
         cost_estimate = estimate(flops, device_flops=device_flops, **options)
     return CostSummary(str(model), size, macs, total_images, flops, cost_estimate, run)

@@ -134,7 +134,7 @@ class Augmenter:
         config = self.config
         pixels = torch.stack(list(images) if self._crop is None else self._crop.transform_all(images, keys))
         draws = uniforms(keys, _DRAWS)
-        signed, max_shift = draws * 2 - 1, config.shift_px  # in [-1, 1)
+        signed_draws, max_shift = draws * 2 - 1, config.shift_px  # in [-1, 1)
         if float(max_shift).is_integer():
             if max_shift:
                 offsets = np.floor(draws[:, :2] * (2 * int(max_shift) + 1)).astype(np.int64) - int(max_shift)
@@ -143,11 +143,11 @@ class Augmenter:
         if max_shift or config.rotation_degrees or config.shear_degrees or config.zoom:
             pixels = affine(
                 pixels,
-                degrees=signed[:, 2] * config.rotation_degrees,
-                shear_degrees=signed[:, 5] * config.shear_degrees,
-                scale=1 + signed[:, 4] * config.zoom,
-                right=signed[:, 0] * max_shift,
-                down=signed[:, 1] * max_shift,
+                degrees=signed_draws[:, 2] * config.rotation_degrees,
+                shear_degrees=signed_draws[:, 5] * config.shear_degrees,
+                scale=1 + signed_draws[:, 4] * config.zoom,
+                right=signed_draws[:, 0] * max_shift,
+                down=signed_draws[:, 1] * max_shift,
             )
         if config.horizontal_flip:
             is_flipped = torch.from_numpy(draws[:, 3] < config.horizontal_flip)

@@ -92,11 +92,11 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         if sum(map(_count_bytes, sample)) / len(sample) * total > cache_bytes:
             return None
         prepared: list[Any] = []
-        used = 0
+        used_bytes = 0
         for start in range(0, total, _PREPARED_AT_ONCE):
             chunk = self._load(range(start, min(total, start + _PREPARED_AT_ONCE)))
-            used += sum(map(_count_bytes, chunk))
-            if used > cache_bytes:
+            used_bytes += sum(map(_count_bytes, chunk))
+            if used_bytes > cache_bytes:
                 return None
             prepared.extend(chunk)
         return prepared

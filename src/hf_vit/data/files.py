@@ -37,11 +37,11 @@ def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]
         return files, sorted({parts[:end] for parts in files for end in range(1, len(parts))})
     files: list[Parts] = []
     folders: list[Parts] = []
-    visited: set[tuple[int, int]] = set()
+    visited_folders: set[tuple[int, int]] = set()
     for current, folder_names, file_names in os.walk(root, followlinks=True):
         status, parts = os.stat(current), Path(current).relative_to(root).parts
-        is_visited = (status.st_dev, status.st_ino) in visited  # a link may lead back to a folder above
-        visited.add((status.st_dev, status.st_ino))
+        is_visited = (status.st_dev, status.st_ino) in visited_folders  # a link may lead back to a folder above
+        visited_folders.add((status.st_dev, status.st_ino))
         folder_names[:] = [] if is_visited else sorted(name for name in folder_names if not _is_hidden(name))
         folders += [(*parts, name) for name in folder_names]
         files += [(*parts, name) for name in file_names if not is_visited and not _is_hidden(name)]
@@ -57,9 +57,9 @@ def refuse_name(path: str | os.PathLike[str]) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
-        escaped = str(path).encode("utf-8", "backslashreplace").decode()
+        escaped_path = str(path).encode("utf-8", "backslashreplace").decode()
         raise UserError(
-            f"the file name {escaped} is not valid UTF-8; rename the file, or copy it again with UTF-8 names"
+            f"the file name {escaped_path} is not valid UTF-8; rename the file, or copy it again with UTF-8 names"
         ) from error
 
 

@@ -61,11 +61,11 @@ def file_states(source: DataSource, contents: bool = True) -> dict[str, str]:
 
 def hash_images(table: "Dataset") -> list[str]:
     """Return the SHA-256 of every image of an undecoded table; nothing is decoded."""
-    stored = list(table["image"])
-    if all(image["bytes"] is not None for image in stored):
-        return [hashlib.sha256(image["bytes"]).hexdigest() for image in stored]
+    stored_images = list(table["image"])
+    if all(image["bytes"] is not None for image in stored_images):
+        return [hashlib.sha256(image["bytes"]).hexdigest() for image in stored_images]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(hash_file, [image["path"] for image in stored]))
+        return list(pool.map(hash_file, [image["path"] for image in stored_images]))
 
 
 class ChangedImageError(UserError):
@@ -117,12 +117,12 @@ def note_duplicates(
             copies_by_content.setdefault(image.digest, []).append((short_name(image.name), names, split))
     duplicates = [copies for copies in copies_by_content.values() if len(copies) > 1]
     kind = "classes" if all("label" in table.column_names for table in splits.values()) else "annotations"
-    mislabeled = [copies for copies in duplicates if len({label for _, label, _ in copies}) > 1]
-    leaked = [copies for copies in duplicates if {"train"} < {split for *_, split in copies}]
+    mislabeled_duplicates = [copies for copies in duplicates if len({label for _, label, _ in copies}) > 1]
+    leaked_duplicates = [copies for copies in duplicates if {"train"} < {split for *_, split in copies}]
     findings = (
         (duplicates, "in one split"),
-        (mislabeled, f"with different {kind}"),
-        (leaked, "in train and in other splits, so results are too good"),
+        (mislabeled_duplicates, f"with different {kind}"),
+        (leaked_duplicates, "in train and in other splits, so results are too good"),
     )
     notes: list[str] = []
     for copies, situation in findings:

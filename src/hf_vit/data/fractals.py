@@ -181,14 +181,14 @@ def _build_system(draws: Sequence[float]) -> "tuple[_Floats, NDArray[np.uint8]] 
     scale = (5 + map_count + draws[1]) / 2 / total
     if scale * largest * _LARGEST_FACTOR >= 1:
         return None
-    scaled = np.zeros((_MAPS, 6))
+    scaled_maps = np.zeros((_MAPS, 6))
     areas: list[float] = []
     for row, (a, b, c, d, e, f) in enumerate(maps):
-        scaled[row] = (a * scale, b * scale, c * scale, d * scale, e, f)
+        scaled_maps[row] = (a * scale, b * scale, c * scale, d * scale, e, f)
         areas.append(abs(a * d - b * c))
     edges = np.cumsum(np.asarray(areas))
     choices = np.searchsorted(edges / edges[-1] * 256, np.arange(256), side="right")
-    return scaled, np.minimum(choices, map_count - 1).astype(np.uint8)
+    return scaled_maps, np.minimum(choices, map_count - 1).astype(np.uint8)
 
 
 def _render_images(

@@ -127,9 +127,9 @@ def _decode(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) 
         return image, int(np.asarray(image).max()) * 257 if has_16_bits else 0, bool(rotations)
 
 
-def _read_content(stored: Mapping[str, Any]) -> bytes:
+def _read_content(stored_image: Mapping[str, Any]) -> bytes:
     """Return the bytes of an image that are stored in a table, in a file or in an object store."""
-    content, path = stored.get("bytes"), stored.get("path")
+    content, path = stored_image.get("bytes"), stored_image.get("path")
     if content is not None:
         return content
     if path is None:
@@ -216,17 +216,19 @@ class ImageScan:
 
 
 def open_image(
-    stored: Mapping[str, Any] | None, default_name: str, draft_side: int | None = None
+    stored_image: Mapping[str, Any] | None, default_name: str, draft_side: int | None = None
 ) -> tuple[ImageScan, Image.Image | None]:
     """Read one stored image {"bytes", "path"} with all of its pixels, because only that reveals a truncated file.
 
     Returns the scan, and the image as RGB, or None if it has a problem. An image without a path has the default name;
     for `draft_side` see `decode_image`.
     """
-    stored = stored or {}
-    name, digest, content = str(stored.get("path") or default_name), hashlib.sha256(b"").hexdigest(), b""
+    stored_image = stored_image or {}
+    name = str(stored_image.get("path") or default_name)
+    digest = hashlib.sha256(b"").hexdigest()
+    content = b""
     try:
-        content = _read_content(stored)
+        content = _read_content(stored_image)
         digest = hashlib.sha256(content).hexdigest()
         image, peak, is_turned = _decode(io.BytesIO(content), draft_side)
     except Exception as error:
@@ -249,14 +251,14 @@ def scan_images(
     """
     import datasets
 
-    undecoded = table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
-    total = len(undecoded)
+    undecoded_table = table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
+    total = len(undecoded_table)
     scans: list[ImageScan] = []
     bar = progress_bar(f"Checking {split} images", is_hidden=total < PROGRESS_FROM)
     with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         task = bar.add_task("", total=total)
         for start in range(0, total, 256):
-            rows = undecoded[start : start + 256]["image"]
+            rows = undecoded_table[start : start + 256]["image"]
             names = [f"{split} image {start + offset}" for offset in range(len(rows))]
             opened = pool.map(lambda row, name: open_image(row, name)[0], rows, names)
             for row, scan in enumerate(opened, start=start):

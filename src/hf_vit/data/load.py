@@ -86,27 +86,27 @@ def load_data(
             f"the image size is {image_size[0]}x{image_size[1]} px, but both sides must be at least 1 px; "
             "choose a larger --image-size"
         )
-    resolved = resolve_source(os.fspath(source))
+    data_source = resolve_source(os.fspath(source))
     selection = NamedColumns(image_column, label_column)
-    if resolved.kind in ("builtin", "folder", "idx", "masks", "coco"):
-        selection.check((), resolved.name)
-    if resolved.kind == "builtin":
-        return _load_builtin(resolved.name, image_size, streaming, target)
-    goal = find_target(resolved, target)
-    is_table = resolved.kind in ("parquet", "webdataset", "hub")
-    opened = open_tables(resolved, streaming=streaming) if is_table else None
+    if data_source.kind in ("builtin", "folder", "idx", "masks", "coco"):
+        selection.check((), data_source.name)
+    if data_source.kind == "builtin":
+        return _load_builtin(data_source.name, image_size, streaming, target)
+    goal = find_target(data_source, target)
+    is_table = data_source.kind in ("parquet", "webdataset", "hub")
+    opened = open_tables(data_source, streaming=streaming) if is_table else None
     goal = goal or infer_target(opened.features if opened else None)
     if goal != "label":
         if streaming:
-            raise UserError(f"the {goal} of '{resolved.name}' cannot be read as a stream; leave --streaming out")
-        data = _load_tables(resolved, read_dense(resolved, opened, selection, goal), skip_bad_images, seed)
+            raise UserError(f"the {goal} of '{data_source.name}' cannot be read as a stream; leave --streaming out")
+        data = _load_tables(data_source, read_dense(data_source, opened, selection, goal), skip_bad_images, seed)
     else:
-        raw = read_labels(resolved, opened, selection, streaming=streaming)
+        raw = read_labels(data_source, opened, selection, streaming=streaming)
         if streaming and is_table:
-            data = _stream_files(resolved, raw, skip_bad_images, seed)
+            data = _stream_files(data_source, raw, skip_bad_images, seed)
         else:
             load = _stream_tables if streaming else _load_tables
-            data = load(resolved, _number_labels(resolved.name, raw), skip_bad_images, seed)
+            data = load(data_source, _number_labels(data_source.name, raw), skip_bad_images, seed)
     if data.multi_label and not multi_label:
         raise UserError(
             f"'{data.name}' is multi-label, but this needs one class per image; use hf-vit finetune without a "
@@ -186,7 +186,8 @@ def load_unlabeled(
 
 def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool, target: Target | None) -> ImageData:
     """Load built-in data."""
-    kind, default_size = name.partition(":")[0], None if image_size is None else max(image_size)
+    kind = name.partition(":")[0]
+    default_size = None if image_size is None else max(image_size)
     hashed_text = None  # of synthetic images; the fingerprint of others is a hash of their content
     if kind == "scenes":
         scenes, target = Scenes.parse(name), target or "objects"
@@ -270,7 +271,8 @@ def _number_labels(name: str, raw: RawTables) -> ImageTables:
     all_labels = [label for values in labels.values() for label in values]
     if not all_labels:
         raise UserError(f"'{name}' holds no labeled image; add labels, or give another data set")
-    classes, multi_label = _make_label_map(name, raw, labels.get("train") or all_labels), is_multi_label(all_labels)
+    classes = _make_label_map(name, raw, labels.get("train") or all_labels)
+    multi_label = is_multi_label(all_labels)
     kind = ClassLabel(names=classes.names)
     images: dict[str, Dataset] = {}
     for split, values in labels.items():
@@ -320,8 +322,8 @@ def _shuffle_streams(data: ImageData, skip_bad_images: bool) -> ImageData:
     data.sizes = {split: len(table) for split, table in get_tables(data).items()}
     streams: dict[str, IterableDataset] = {}
     for split, table in get_tables(data).items():
-        undecoded = table.cast_column("image", datasets.Image(decode=False)).shuffle(seed=0)
-        streams[split] = undecoded.to_iterable_dataset(num_shards=min(_SHARDS, len(table)))
+        undecoded_table = table.cast_column("image", datasets.Image(decode=False)).shuffle(seed=0)
+        streams[split] = undecoded_table.to_iterable_dataset(num_shards=min(_SHARDS, len(table)))
     return _set_readers(data, streams, skip_bad_images)
 
 

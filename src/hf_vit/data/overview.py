@@ -68,7 +68,8 @@ def note_imbalance(data: ImageData) -> list[str]:
         return []
     counts = sum((_count_classes(data, split) for split in data.splits), Counter[int]())
     labels = range(len(data.label_names))
-    large, small = max(labels, key=lambda number: counts[number]), min(labels, key=lambda number: counts[number])
+    large = max(labels, key=lambda number: counts[number])
+    small = min(labels, key=lambda number: counts[number])
     if counts[large] <= _IMBALANCE * counts[small]:
         return []
     return [
@@ -157,11 +158,11 @@ def _draw_pair(data: ImageData, row: dict[str, Any], side: int) -> tuple[Image.I
         return resized, paint_classes(resized, torch.from_numpy(mask), len(data.label_names))
     objects = row["objects"]
     corners = torch.tensor([[x, y, x + w, y + h] for x, y, w, h in objects["bbox"]]).reshape(-1, 4)
-    scaled = {"boxes": corners * scale, "labels": torch.tensor(objects["category"], dtype=torch.int64)}
+    scaled_objects = {"boxes": corners * scale, "labels": torch.tensor(objects["category"], dtype=torch.int64)}
     if objects.get("segmentation"):
         masks = [mask.resize((width, height), Image.Resampling.NEAREST) for mask in objects["segmentation"]]
-        scaled["masks"] = torch.from_numpy(np.stack([np.array(mask) for mask in masks]))
-    return resized, paint_objects(resized, scaled, data.label_names)
+        scaled_objects["masks"] = torch.from_numpy(np.stack([np.array(mask) for mask in masks]))
+    return resized, paint_objects(resized, scaled_objects, data.label_names)
 
 
 # ---- masks and boxes over their images, drawn by torchvision

@@ -144,10 +144,10 @@ def image_table(paths: "Iterable[str | Path]") -> "Dataset":
     """Return a table with an undecoded column "image" whose rows name the files."""
     from datasets import Dataset, Features, Image
 
-    stored = [{"bytes": None, "path": str(path)} for path in paths]
-    for row in stored:
+    stored_images = [{"bytes": None, "path": str(path)} for path in paths]
+    for row in stored_images:
         refuse_text(str(row["path"]))
-    return Dataset.from_dict({"image": stored}, features=Features({"image": Image(decode=False)}))
+    return Dataset.from_dict({"image": stored_images}, features=Features({"image": Image(decode=False)}))
 
 
 def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
@@ -199,8 +199,10 @@ def read_labels(source: DataSource, opened: RawTables | None, selection: NamedCo
     columns, notes = _find_columns(features, name, selection), [*opened.notes]
     _refuse_mixed_labels(name, opened.schemas, columns.label_columns)
     used_columns = [columns.image, *columns.label_columns]
-    selected = {split: table.select_columns(used_columns) for split, table in opened.splits.items()}
-    splits = encode_images(selected, columns.image, name, notes, may_read_twice=not streaming or source.kind != "hub")
+    selected_tables = {split: table.select_columns(used_columns) for split, table in opened.splits.items()}
+    splits = encode_images(
+        selected_tables, columns.image, name, notes, may_read_twice=not streaming or source.kind != "hub"
+    )
     for table in () if streaming else splits.values():  # `StreamReader` checks every row of a stream
         refuse_foreign_images(table, columns.image, source)
     label = features[columns.label_columns[0]]
@@ -297,11 +299,11 @@ def _refuse_class_mismatch(name: str, schemas: Iterable[tuple[str, Any]]) -> Non
 def _read_folder(source: DataSource) -> RawTables:
     """Return the images of class folders; raise UserError if a class has no folder in train."""
     names = sorted({label for classes in source.folder.values() for label in classes})
-    untrained = [label for label in names if "train" in source.folder and label not in source.folder["train"]]
-    if untrained:
-        split = next(split for split, classes in source.folder.items() if untrained[0] in classes)
+    untrained_labels = [label for label in names if "train" in source.folder and label not in source.folder["train"]]
+    if untrained_labels:
+        split = next(split for split, classes in source.folder.items() if untrained_labels[0] in classes)
         raise UserError(
-            f"class '{untrained[0]}' of '{source.name}' is in {split}, but not in train; add a class folder "
+            f"class '{untrained_labels[0]}' of '{source.name}' is in {split}, but not in train; add a class folder "
             f"with this name to train, or remove the one in {split}"
         )
     splits: dict[str, Dataset] = {}
@@ -352,8 +354,8 @@ def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
             labels.setdefault(split, []).append(label)
     source.folder.update({split: {"": paths[split]} for split in SPLITS if split in paths})
     splits = {split: image_table(paths[split]) for split in SPLITS if split in paths}
-    typed = labels if selection.indicators else type_labels(labels)
-    return RawTables(splits, label_names=list(selection.indicators) or None, labels=typed)
+    typed_labels = labels if selection.indicators else type_labels(labels)
+    return RawTables(splits, label_names=list(selection.indicators) or None, labels=typed_labels)
 
 
 def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[tuple[str, Any, Any]]:
@@ -385,16 +387,16 @@ def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[
         raise UserError(
             f"{file.name} has the columns {', '.join(columns)}, but none of {missing}; name it with {option}{remedy}"
         )
-    used = Columns(image, (label,), selection.indicators)
+    used_columns = Columns(image, (label,), selection.indicators)
     for number, row in enumerate(rows, start=1):
-        for column in (image, *used.label_columns, "split"):
+        for column in (image, *used_columns.label_columns, "split"):
             if row.get(column) is _DUPLICATE:
                 raise UserError(f"row {number} of {file.name} has the key '{column}' twice; remove or rename one")
         if not isinstance(row.get(image), str) or not row[image]:
             raise UserError(
                 f"row {number} of {file.name} has {row.get(image)!r} in the column {image}, not a file name; correct it"
             )
-    labels = used.labels({column: [row.get(column) for row in rows] for column in used.label_columns})
+    labels = used_columns.labels({column: [row.get(column) for row in rows] for column in used_columns.label_columns})
     for row, raw_label in zip(rows, labels, strict=True):
         yield row[image], raw_label, normalize_label(row.get("split"))
 
@@ -580,10 +582,12 @@ def _find_columns(features: "Features", name: str, selection: NamedColumns) -> C
     from datasets import ClassLabel, Image
 
     selection.check(features, name)
-    typed = [column for column, feature in features.items() if isinstance(feature, Image)]
+    image_columns = [column for column, feature in features.items() if isinstance(feature, Image)]
     usual = [column for column in _IMAGE_NAMES if column in features]
     candidates = (
-        [selection.image] if selection.image else [column for column in usual if column in typed] or typed or usual
+        [selection.image]
+        if selection.image
+        else [column for column in usual if column in image_columns] or image_columns or usual
     )
     columns = f"'{name}' has the columns {', '.join(map(str, features))}"
     if not candidates or (len(candidates) > 1 and candidates[0] not in _IMAGE_NAMES):
@@ -730,17 +734,17 @@ class StreamReader:
         images: list[Any] = []
         labels: list[int] = []
         rows = (row or {} for row in batch[self.columns.image])
-        for stored, raw_label in zip(rows, self.columns.labels(batch), strict=True):
+        for stored_image, raw_label in zip(rows, self.columns.labels(batch), strict=True):
             if self.missing:
-                content: bytes | None = stored.get("bytes")
+                content: bytes | None = stored_image.get("bytes")
                 if content is None:  # one split must report the unreadable file, so its path is hashed instead
-                    content = str(stored.get("path")).encode()
+                    content = str(stored_image.get("path")).encode()
                 digest = hashlib.sha256(content).hexdigest()
                 if assign_split(digest, self.missing, seed=self.seed) != self.split:
                     continue
-            if stored.get("bytes") is None and stored.get("path") is not None and self.source is not None:
-                _refuse_foreign(self.source, stored.get("path"))
-            scan, image = open_image(stored, "")
+            if stored_image.get("bytes") is None and stored_image.get("path") is not None and self.source is not None:
+                _refuse_foreign(self.source, stored_image.get("path"))
+            scan, image = open_image(stored_image, "")
             problem = scan.problem_below(self.min_size)
             if problem is None:
                 if raw_label not in self.labels.numbers:
@@ -795,7 +799,7 @@ def _iterate_images(kind: str, path: Path, column: str) -> Iterator[tuple[str, b
                 yield from ((member.name, part.read()) for member in archive if (part := archive.extractfile(member)))
             return
         batches = parquet.ParquetFile(file).iter_batches(batch_size=64, columns=[column])
-        for row, stored in enumerate(member for batch in batches for member in batch.column(0).to_pylist()):
-            content = stored.get("bytes") if isinstance(stored, dict) else stored
+        for row, stored_image in enumerate(member for batch in batches for member in batch.column(0).to_pylist()):
+            content = stored_image.get("bytes") if isinstance(stored_image, dict) else stored_image
             if not isinstance(content, list):  # a list of pixels has no file
                 yield f"row {row}", content if isinstance(content, bytes) else b""

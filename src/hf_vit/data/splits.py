@@ -155,5 +155,5 @@ def cut_rows(
             if len(movable) > 1 and class_counts[movable[0]] == 1:
                 assignment[movable[0]] = name
         notes.append(f"splitting by content left {name} without images, so one of each class was moved there")
-    assigned = np.asarray([assignment[digest] for digest in digests])
-    return {name: np.flatnonzero(assigned == name) for name in ("train", *missing)}, notes
+    split_of_row = np.asarray([assignment[digest] for digest in digests])
+    return {name: np.flatnonzero(split_of_row == name) for name in ("train", *missing)}, notes

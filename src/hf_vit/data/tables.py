@@ -88,8 +88,8 @@ class ImageTables:
         if not classes.get("train", {0}):
             annotations = "objects" if self.target == "objects" else "pixels of any class"
             raise UserError(f"no training image has {annotations}; annotate some of the training images")
-        if turned := sum(scan.is_turned for images in scans.values() for scan in images):
-            share = "1 image was" if turned == 1 else f"{turned:,} images were"
+        if num_turned := sum(scan.is_turned for images in scans.values() for scan in images):
+            share = "1 image was" if num_turned == 1 else f"{num_turned:,} images were"
             self.notes.append(
                 f"{share} rotated as their EXIF orientation says; annotations of the unrotated images do not fit"
             )
@@ -122,8 +122,8 @@ class MaskTables(ImageTables):
         annotation = summarize_mask(np.asarray(mask))
         names, highest = self.label_names, max(annotation.amounts, default=0)
         if names and highest >= len(names):  # without names every number is a class
-            allowed = f"classes 0 to {len(names) - 1} ({summarize_names(names)}), and 255 for ignored pixels"
-            return replace(scan, problem=f"has a mask with the class {highest}; there are {allowed}")
+            class_range = f"classes 0 to {len(names) - 1} ({summarize_names(names)}), and 255 for ignored pixels"
+            return replace(scan, problem=f"has a mask with the class {highest}; there are {class_range}")
         return replace(scan, annotation=annotation)
 
     def select_rows(self, split: str, rows: Sequence[int]) -> "Dataset":
@@ -362,8 +362,10 @@ def _read_objects(opened: RawTables, name: str, selection: NamedColumns) -> Obje
     column, fields = _find_objects_column(features, name, selection)
     image = selection.image or _find_column(_IMAGES, features, name, "--image-column")
     splits, notes = _select_annotated(opened, column, name)
-    undecoded = _undecode_feature(features[column])
-    columns = {split: table.select_columns([column]).cast_column(column, undecoded) for split, table in splits.items()}
+    undecoded_objects = _undecode_feature(features[column])
+    columns = {
+        split: table.select_columns([column]).cast_column(column, undecoded_objects) for split, table in splits.items()
+    }
     raw = {split: [_read_objects_of_row(row, fields) for row in table[column]] for split, table in columns.items()}
     values = [value for rows in raw.values() for row in rows if isinstance(row, dict) for value in row["category"]]
     kinds = {type(value) for value in values}
@@ -505,12 +507,11 @@ def _read_mask_folder(source: DataSource) -> MaskTables:
     for split in (name for name in SPLITS if name in source.folder):
         image_files, mask_files = source.folder[split]["images"], source.folder[split]["annotations"]
         get_key = _make_key(source.root, image_files, mask_files)
-        unused = {get_key(path): path for path in mask_files}
-        mask_paths = [unused.pop(get_key(path), None) for path in image_files]
-        if unused:
-            notes.append(
-                f"{len(unused)} masks of {split} have no image of the same name, such as {min(unused.values()).name}"
-            )
+        spare_masks = {get_key(path): path for path in mask_files}
+        mask_paths = [spare_masks.pop(get_key(path), None) for path in image_files]
+        if spare_masks:
+            example = min(spare_masks.values()).name
+            notes.append(f"{len(spare_masks)} masks of {split} have no image of the same name, such as {example}")
         images[split] = image_table(image_files)
         mask_fields = [None if path is None else {"bytes": None, "path": str(path)} for path in mask_paths]
         masks[split] = Dataset.from_dict({"mask": mask_fields}, features=feature)
@@ -596,9 +597,9 @@ def _parse_coco(path: Path, file_name: str) -> Mapping[str, list[Any]]:
             f"{file_name} is not a COCO annotation file, which is an object with the lists "
             f"{', '.join(_ENTRIES)}; export it in COCO's format"
         )
-    for key, required in _ENTRIES.items():
+    for key, required_fields in _ENTRIES.items():
         for row, entry in enumerate(lists[key]):
-            for name, types in required.items():
+            for name, types in required_fields.items():
                 if not isinstance(entry, dict) or name not in entry:
                     raise UserError(f"entry {row} of '{key}' in {file_name} has no {name}; add it, or remove the entry")
                 if not isinstance(entry[name], types):

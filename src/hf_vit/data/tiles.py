@@ -142,8 +142,13 @@ class Tiles:
             at_edge_of_tiles.append(self._at_inner_edge(boxes_of_tiles[-1], tile))
         boxes, at_edge = torch.cat(boxes_of_tiles), torch.cat(at_edge_of_tiles)
         scores, labels = (torch.cat([objects[name] for objects in found]) for name in ("scores", "labels"))
-        selected = batched_nms(boxes, scores, labels, iou_threshold)
-        boxes, scores, labels, at_edge = boxes[selected], scores[selected], labels[selected], at_edge[selected]
+        selected_boxes = batched_nms(boxes, scores, labels, iou_threshold)
+        boxes, scores, labels, at_edge = (
+            boxes[selected_boxes],
+            scores[selected_boxes],
+            labels[selected_boxes],
+            at_edge[selected_boxes],
+        )
         is_complete = ~(at_edge & _find_parts(boxes, labels))
         return {"boxes": boxes[is_complete], "scores": scores[is_complete], "labels": labels[is_complete]}
 

@@ -175,8 +175,8 @@ class TrainTransform(_RandomTransform):
         if self._distort is not None:
             pixels = torch.stack(self._distort.transform_all(pixels, keys))
         # One at a time: a batch of float32 does not fit into the processor's caches.
-        scaled = [image.to(torch.float32).mul_(self._factor).add_(self._offset) for image in pixels]
-        return scaled if self._erase is None else self._erase.transform_all(scaled, keys)
+        scaled_images = [image.to(torch.float32).mul_(self._factor).add_(self._offset) for image in pixels]
+        return scaled_images if self._erase is None else self._erase.transform_all(scaled_images, keys)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         prepared = self.prepare(batch["image"])
@@ -351,7 +351,7 @@ class DenseEvalTransform(_FixedTransform):
         else:
             pairs = zip(images, rows["objects"], strict=True)
             annotations = [_scale_objects(image.size, objects, size) for image, objects in pairs]
-        return [{"pixel_values": values, **added} for values, added in zip(pixels, annotations, strict=True)]
+        return [{"pixel_values": values, **annotation} for values, annotation in zip(pixels, annotations, strict=True)]
 
 
 class DenseTrainTransform(_RandomTransform):
@@ -404,9 +404,9 @@ class DenseTrainTransform(_RandomTransform):
     def _augment_example(self, example: Example, key: int) -> Example:
         """Augment image and annotations with the random numbers of `key`, and make them a training example."""
         with seeded(key):
-            varied = self._steps(dict(example))
-        tensors = {name: value for name, value in varied.items() if isinstance(value, torch.Tensor)}
-        plain = varied | {name: value.as_subclass(torch.Tensor) for name, value in tensors.items()}
+            augmented_example = self._steps(dict(example))
+        tensors = {name: value for name, value in augmented_example.items() if isinstance(value, torch.Tensor)}
+        plain = augmented_example | {name: value.as_subclass(torch.Tensor) for name, value in tensors.items()}
         pixels = plain.pop("pixels")
         if self.target == "mask":
             plain["labels"] = plain["labels"].long()
@@ -520,10 +520,10 @@ def _scale_objects(size: tuple[int, int], objects: Mapping[str, Sequence[Any]], 
     tensors = _make_object_tensors(size, objects)
     x_scale, y_scale = target[0] / size[0], target[1] / size[1]
     boxes = tensors["boxes"].as_subclass(torch.Tensor) * torch.tensor([x_scale, y_scale, x_scale, y_scale])
-    scaled = {**tensors, "boxes": boxes}
+    scaled_tensors = {**tensors, "boxes": boxes}
     if "masks" in tensors:
         masks = np.zeros((len(tensors["masks"]), *target[::-1]), dtype=np.uint8)
         for mask, original in zip(masks, tensors["masks"].numpy(), strict=True):
             mask[:] = np.array(Image.fromarray(original).resize(target, Image.Resampling.NEAREST))
-        scaled["masks"] = torch.from_numpy(masks)
-    return scaled
+        scaled_tensors["masks"] = torch.from_numpy(masks)
+    return scaled_tensors

@@ -225,16 +225,16 @@ def embed(
         digests = {split: short_digests(images.seen[split]) for split in selected if split in images.seen}
         job = Job(named_model, selected_splits, images.readers, images.label_names, settings, digests)
         if ray is not None:
-            finished = _write_on_ray(replace(ray, model=named_model), job, missing, subject, folder)
+            finished_parts = _write_on_ray(replace(ray, model=named_model), job, missing, subject, folder)
         elif (num_processes or 1) > 1:
             del subject  # every process loads the model
-            finished = _write_in_processes(job, missing, min(num_processes or 1, len(missing)), device, folder)
+            finished_parts = _write_in_processes(job, missing, min(num_processes or 1, len(missing)), device, folder)
         else:
             if missing and settings.engine is not None:
                 make_faster(subject, settings.engine)
-            finished = (job.process(part, subject, folder) for part in missing)
+            finished_parts = (job.process(part, subject, folder) for part in missing)
         skipped, done_before = list[str](), len(parts) - len(missing)
-        for number, left_out in enumerate(finished, start=done_before + 1):
+        for number, left_out in enumerate(finished_parts, start=done_before + 1):
             skipped += left_out
             if report is not None:
                 report(number, len(parts))
@@ -320,7 +320,8 @@ class Job:
     def batches(self, part: Part, prepare: "Callable[[Sequence[Image]], Any]") -> Iterator[tuple[Any, Rows]]:
         """Yield prepared batches of a part with their rows; the last one only names the images skipped at the end."""
         reader = self.readers[part.split][1] if part.split in self.readers else None
-        rows, num_reported = self._read_rows(part), 0 if reader is None else len(reader.skipped)
+        rows = self._read_rows(part)
+        num_reported = 0 if reader is None else len(reader.skipped)
         while True:
             batch = list(islice(rows, self.settings.batch_size))
             skipped: list[str] = [] if reader is None else reader.skipped[num_reported:]

@@ -123,8 +123,8 @@ class Examination:
         """Return the SHA-256 of the evaluated images; [] for streams, whose images are not scanned."""
         scans = self.data.seen.get(self.split, [])
         rows = self._draw_rows() if scans else None
-        evaluated = scans if rows is None else [scans[row] for row in rows]
-        return [scan.digest for scan in evaluated]
+        evaluated_scans = scans if rows is None else [scans[row] for row in rows]
+        return [scan.digest for scan in evaluated_scans]
 
     def iterate_pixels(self, title: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Iterate over (pixel values [B, C, H, W], the model's classes [B]) of the evaluated images.
@@ -293,9 +293,9 @@ class _RowWork:
         """Yield prepared batches of a part, with labels and thumbnails; refuse files that have changed."""
         rows = self.table.select(part)
         if self.digests is not None:
-            for stored, digest in zip(rows["image"], self.digests[part], strict=True):
-                if stored["bytes"] is None:  # images inside the table cannot have changed
-                    refuse_changed(stored["path"], hash_file(stored["path"]), digest)
+            for stored_image, digest in zip(rows["image"], self.digests[part], strict=True):
+                if stored_image["bytes"] is None:  # images inside the table cannot have changed
+                    refuse_changed(stored_image["path"], hash_file(stored_image["path"]), digest)
         for pixel_values, labels, images in image_batches(rows, self.batch_size, self.collate):
             yield pixel_values, (labels, [make_thumbnail(image) for image in images])
 

@@ -250,7 +250,8 @@ def iterate_predictions(
     if get_dense_task(subject.model) is not None:
         work, prepare = _DensePredictions(batch_size, skip_bad_images, None, threshold, tiles), list
     elif subject.label_sets:
-        side, limits = subject.draft_side if draft else None, _load_thresholds(subject, subject.label_sets[-1])
+        side = subject.draft_side if draft else None
+        limits = _load_thresholds(subject, subject.label_sets[-1])
         work = _Classification(batch_size, skip_bad_images, side, top, limits)
     else:
         raise UserError(
@@ -281,7 +282,8 @@ def write_predictions(
     if path.suffix not in writers:
         raise UserError(f"the output {path} is not a table; give a file name that ends in {' or '.join(writers)}")
     predictions = iterate_predictions(subject, paths, **options)
-    classes, kind = len(subject.label_sets[-1]) if subject.label_sets else 1, problem_type_of(subject.model)
+    classes = len(subject.label_sets[-1]) if subject.label_sets else 1
+    kind = problem_type_of(subject.model)
     score_count = classes if kind == "regression" else min(options.get("top", 5), classes)
     endings = ["", *(f"_{rank}" for rank in range(2, score_count + 1))]
     columns = [column for end in endings for column in ((f"label{end}", pa.string()), (f"score{end}", pa.float64()))]
@@ -321,8 +323,10 @@ def _load_thresholds(subject: LoadedModel, names: Sequence[str]) -> dict[str, fl
     if problem_type_of(subject.model) != "multi_label_classification":
         return None
     records = Facts.load(subject.folder).records if subject.folder is not None else []
-    fitted = [record.values.get("thresholds") for record in records if "mean_average_precision" in record.values]
-    stored: Any = fitted[-1] if fitted else dict.fromkeys(names, 0.5)
+    threshold_records = [
+        record.values.get("thresholds") for record in records if "mean_average_precision" in record.values
+    ]
+    stored: Any = threshold_records[-1] if threshold_records else dict.fromkeys(names, 0.5)
     stored = stored if isinstance(stored, dict) else {}
     thresholds = {name: as_fraction(stored.get(name)) for name in names}
     if missing := [name for name, threshold in thresholds.items() if threshold is None]:

@@ -222,8 +222,8 @@ def run_independent(
         max_retries=ATTEMPTS - 1,
         scheduling_strategy="SPREAD",
     )
-    cargo = ray.put((run, shared, os.getcwd(), get_compared_versions(), threads))
-    waiting: dict[Any, int] = {task.remote(cargo, item): number for number, item in enumerate(items)}
+    shared_reference = ray.put((run, shared, os.getcwd(), get_compared_versions(), threads))
+    waiting: dict[Any, int] = {task.remote(shared_reference, item): number for number, item in enumerate(items)}
     try:
         while waiting:
             done, _ = ray.wait([*waiting], num_returns=1)
@@ -236,10 +236,10 @@ def run_independent(
                 ray.cancel(reference, force=True)
 
 
-def _run(cargo: tuple[Callable[..., Any], tuple[Any, ...], str, dict[str, str], int], item: Any) -> Any:
+def _run(shared_values: tuple[Callable[..., Any], tuple[Any, ...], str, dict[str, str], int], item: Any) -> Any:
     """Run one item of `run_independent` (a Ray task)."""
-    run, shared, folder, required, threads = cargo
-    node = check_versions(required)
+    run, shared, folder, required_versions, threads = shared_values
+    node = check_versions(required_versions)
     torch.set_num_threads(threads)
     change_folder(folder)
     try:
@@ -253,13 +253,14 @@ def get_compared_versions() -> dict[str, str]:
     return {name: version for name, version in versions().items() if name in _COMPARED}
 
 
-def check_versions(required: dict[str, str]) -> str:
+def check_versions(required_versions: dict[str, str]) -> str:
     """Return the address of this node; raise UserError if it has other package versions."""
-    installed, node = versions(), ray.util.get_node_ip_address()
-    for name, version in required.items():
-        if installed.get(name) != version:
+    installed_versions, node = versions(), ray.util.get_node_ip_address()
+    for name, version in required_versions.items():
+        if installed_versions.get(name) != version:
             raise UserError(
-                f"node {node} has {name} {installed.get(name)}, but this run uses {version}; install {version} there"
+                f"node {node} has {name} {installed_versions.get(name)}, but this run uses {version}; "
+                f"install {version} there"
             )
     return node
 

@@ -79,7 +79,10 @@ class Collate:
         multi_label: bool = False,
         draft_side: int | None = None,
     ) -> None:
-        self.prepare, self.mapping, self.multi_label, self.draft_side = prepare, mapping, multi_label, draft_side
+        self.prepare = prepare
+        self.mapping = mapping
+        self.multi_label = multi_label
+        self.draft_side = draft_side
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, Any, list[Image]]":
         """Return the prepared images [B, ...], their labels and the images of a batch of rows."""

@@ -143,7 +143,9 @@ def collect_warnings(
     training on a stream only.
     """
     digests, data = examination.list_digests(), examination.data
-    trained_images, training, warnings = count_trained(folder, digests), _find_training(Facts.load(folder)), list[str]()
+    trained_images = count_trained(folder, digests)
+    training = _find_training(Facts.load(folder))
+    warnings = list[str]()
     if trained_images:
         warnings.append(
             f"{trained_images:,} of the {len(digests):,} images were training images, so the result is too good"

@@ -99,15 +99,15 @@ def select_comparable(facts: Facts) -> list[Record]:
     Left out are results on images that the model was trained on, and on images not preprocessed by the image processor.
     If a data set has changed, the version used in training is preferred, otherwise the last one.
     """
-    fingerprint, selected = _trained_fingerprint(facts), dict[object, Record]()
+    fingerprint, selected_records = _trained_fingerprint(facts), dict[object, Record]()
     for record in select_evaluations(facts, tuple(PUBLISHED)):
         if record.values.get("trained_images") or record.values.get("fed"):
             continue
         data = record.data or DataFact(name="unnamed")
-        previous = selected.get((data.name, data.split))
+        previous = selected_records.get((data.name, data.split))
         if previous is None or previous.data is None or previous.data.fingerprint != fingerprint:
-            selected[data.name, data.split] = record
-    return list(selected.values())
+            selected_records[data.name, data.split] = record
+    return list(selected_records.values())
 
 
 def _trained_fingerprint(facts: Facts) -> str | None:
@@ -191,7 +191,8 @@ def make_metadata(
     """
     from huggingface_hub import ModelCardData, constants
 
-    trainings, results = facts.filter_kind("training"), make_index_entries(select_comparable(facts), repo)
+    trainings = facts.filter_kind("training")
+    results = make_index_entries(select_comparable(facts), repo)
     datasets = {name for record in trainings if record.data and (name := find_hub_dataset(record.data))}
     bases, relation = _find_base_models(config, trainings)
     emissions = _describe_emissions(trainings[-1]) if trainings else None

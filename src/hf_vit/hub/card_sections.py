@@ -120,7 +120,9 @@ def _model_section(folder: Path, config: ModelConfig) -> dict[str, Any]:
     # An export may use transformers' own ViT, which is our plain family.
     backbone, class_names, head = config.backbone, config.id2label or {}, config.dense_head
     family = family_of("hf_vit" if backbone.model_type == "vit" else backbone.model_type)
-    layers, width, heads = backbone.num_hidden_layers, backbone.hidden_size, backbone.num_attention_heads
+    layers = backbone.num_hidden_layers
+    width = backbone.hidden_size
+    heads = backbone.num_attention_heads
     shape = {
         f"{layers} layer{'s' * (layers != 1)}": isinstance(layers, int),
         f"width {width}": isinstance(width, int),
@@ -254,11 +256,14 @@ def _make_rows(values: object, prefix: str = "") -> list[tuple[str, str]]:
 
 def _evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
     """Return results, plots and further measurements of the current weights."""
-    results, main, current_records = select_evaluations(facts), select_main_evaluation(facts), select_current(facts)
+    results = select_evaluations(facts)
+    main = select_main_evaluation(facts)
+    current_records = select_current(facts)
     with_plots = [
         record for record in facts.filter_kind("evaluation") if isinstance(record.values.get("pictures"), list)
     ]
-    training, per_class = facts.latest("training"), main.values.get("per_class") if main else None
+    training = facts.latest("training")
+    per_class = main.values.get("per_class") if main else None
     is_listed = isinstance(per_class, dict) and len(per_class) <= _MAX_LISTED_CLASSES
     plots = cast(Sequence[object], with_plots[-1].values["pictures"]) if with_plots else ()
     return {
@@ -348,7 +353,8 @@ def _describe_data(record: Record) -> str | None:
 
 def _link_data(record: Record) -> Markdown | None:
     """Return the data as `_describe_data` does, with a link if the data set is on the Hub."""
-    description, dataset = _describe_data(record), find_hub_dataset(record.data) if record.data else None
+    description = _describe_data(record)
+    dataset = find_hub_dataset(record.data) if record.data else None
     if description is None or dataset is None or not re.fullmatch(r"[\w./-]+", dataset):
         return None if description is None else escape_markup(description)
     return Markdown(f"{escape_markup(description)} ([on the Hub](https://huggingface.co/datasets/{dataset}))")

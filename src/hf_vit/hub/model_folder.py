@@ -118,8 +118,8 @@ def check_inside(folder: Path, path: Path) -> None:
     root = folder.resolve()
     blobs = root.parent.parent / "blobs"
     is_cached = root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--")
-    allowed = [root, blobs] if is_cached and not blobs.is_symlink() else [root]
-    if not any(path.resolve().is_relative_to(root_folder) for root_folder in allowed):
+    allowed_folders = [root, blobs] if is_cached and not blobs.is_symlink() else [root]
+    if not any(path.resolve().is_relative_to(root_folder) for root_folder in allowed_folders):
         raise UserError(f"{path} is a link to a file outside {folder}; replace it with the file itself, or remove it")
 
 

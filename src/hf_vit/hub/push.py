@@ -456,11 +456,11 @@ class Push:
 
     def _commit(self, message: str) -> tuple[str, str | None]:
         """Create the commit and return its id, and the URL of the pull request if there is one."""
-        files, deleted = self.contents.files.values(), [CommitOperationDelete(path, False) for path in self.stale]
+        files, deletions = self.contents.files.values(), [CommitOperationDelete(path, False) for path in self.stale]
         sources = {file.path: str(file.source) if isinstance(file.source, Path) else file.source for file in files}
         commit = self.api.create_commit(
             **self._repository,
-            operations=[*(CommitOperationAdd(path, source) for path, source in sources.items()), *deleted],
+            operations=[*(CommitOperationAdd(path, source) for path, source in sources.items()), *deletions],
             commit_message=message,
             revision=None if self.create_pr else self.branch,
             parent_commit=self.parent,

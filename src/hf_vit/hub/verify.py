@@ -107,9 +107,9 @@ def verify_repo(
         for path in repaired:
             report_line(f"{path} is missing or damaged; downloading it again")
             hf_hub_download(repo_id, path, revision=commit, force_download=True)
-        if damaged := find_damaged() if repaired else []:
+        if damaged_files := find_damaged() if repaired else []:
             raise UserError(
-                f"{', '.join(damaged)} of {repo_id} still has a wrong checksum after a second download: a proxy "
+                f"{', '.join(damaged_files)} of {repo_id} still has a wrong checksum after a second download: a proxy "
                 "or a disk changes the data; try another network"
             )
     report_line(f"{len(remote)} files of {repo_id} at {commit[:8]}: all checksums match")
@@ -143,7 +143,9 @@ def run_examples(
             f"the weight index of {repo_id} lists {missing_files[0]}, which is not in the repository; push "
             "the complete model again with hf-vit push"
         )
-    card, package_example, not_run = folder / CARD_NAME, _make_package_example(config, folder), list[str]()
+    card = folder / CARD_NAME
+    package_example = _make_package_example(config, folder)
+    not_run = list[str]()
     blocks = _BLOCK.findall(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else []
     if not blocks:
         raise UserError(

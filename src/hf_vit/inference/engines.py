@@ -164,10 +164,10 @@ def _are_finite_and_small(values: torch.Tensor) -> bool:
 
 def _encoders_in(model: nn.Module) -> list[nn.Module]:
     """Return the bare models in a model that an engine can compute."""
-    excluded = {
+    excluded_modules = {
         child for module in model.modules() if isinstance(module, _MODELS_WITHOUT_GRAPH) for child in module.modules()
     }
-    return [module for module in model.modules() if type(module) in _KINDS and module not in excluded]
+    return [module for module in model.modules() if type(module) in _KINDS and module not in excluded_modules]
 
 
 def _is_classifier(model: nn.Module) -> bool:
@@ -192,7 +192,8 @@ def choose_engine(name: str, model: nn.Module, placement: _Placement, options: M
     """
     if name == "torch":
         return None
-    axial, is_slow = FAMILIES["axial"].classes["model"], has_avx2_alone() or placement[0] != torch.float32
+    axial = FAMILIES["axial"].classes["model"]
+    is_slow = has_avx2_alone() or placement[0] != torch.float32
     if name == "auto" and not is_slow and any(type(encoder) is axial for encoder in _encoders_in(model)):
         return None
     engine = ENGINES["openvino" if name == "auto" else name]
@@ -250,7 +251,8 @@ def engine_changes(model: nn.Module, engine: Runtime, dtype: torch.dtype, plan: 
             settings = {"graph": graph, "outputs": outputs, "is_cut": encoder in num_read, "__class__": engine_class}
             changes += [Change(encoder, name, value) for name, value in settings.items()]
             if classifier is not None:
-                engine_class, parts = add_base(type(classifier), base=EngineClassifier), tuple(classifier.children())
+                engine_class = add_base(type(classifier), base=EngineClassifier)
+                parts = tuple(classifier.children())
                 settings = {"outputs": classifier_outputs[0], "parts": parts, "__class__": engine_class}
                 changes += [Change(classifier, name, value) for name, value in settings.items()]
     except (MemoryError, UserError):
@@ -305,7 +307,8 @@ def _make_graph(
         separate_projections(attention)
     if num_read is not None:
         model_copy.base_model.layers[-1].num_read = num_read
-    one_pass, size = _ExportedPass(model_copy, num_read is not None).eval(), as_pair(model_copy.config.image_size)
+    one_pass = _ExportedPass(model_copy, num_read is not None).eval()
+    size = as_pair(model_copy.config.image_size)
     # Explicit, as torch's default dtype and device may be others.
     images = torch.zeros(2, model_copy.config.num_channels, *size, dtype=torch.float32, device="cpu")
     all_outputs = one_pass.outputs(images)

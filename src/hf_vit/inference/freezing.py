@@ -194,8 +194,8 @@ def refuse_gradients(inputs: torch.Tensor) -> None:
 def add_base(kind: type[Module], base: type[nn.Module]) -> type[Module]:
     """Return a class that inherits from `base`, then from `kind`, and has kind's name, which transformers needs."""
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    combined: Any = type(kind.__name__, (base, kind), names)
-    return combined
+    combined_class: Any = type(kind.__name__, (base, kind), names)
+    return combined_class
 
 
 def guard_of(model: object) -> type[Any]:

@@ -33,10 +33,10 @@ Part = TypeVar("Part", bound=nn.Module)
 
 def derive(kind: type[Part], module: nn.Module, without: tuple[str, ...] = ()) -> Part:
     """Return a module of a subclass that shares state, hooks and parts, except `without`, with another module."""
-    derived = kind.__new__(kind)
+    new_module = kind.__new__(kind)
     parts = {name: part for name, part in module._modules.items() if name not in without}
-    derived.__dict__ = {**vars(module), "_modules": parts}
-    return derived
+    new_module.__dict__ = {**vars(module), "_modules": parts}
+    return new_module
 
 
 class Merged(nn.Module):
@@ -67,7 +67,8 @@ class Dense(Merged):
         """Merge layers with the same inputs (their outputs become one, side by side) and a LayerScale that follows."""
         weights: list[torch.Tensor] = [linear.weight for linear in linears]
         biases: list[Any] = [linear.bias for linear in linears]  # torch's annotation leaves None out
-        weight, bias = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(dtype), biases[0]
+        weight = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(dtype)
+        bias = biases[0]
         if len(linears) > 1 and any(value is not None for value in biases):
             for index, linear in enumerate(linears):
                 if biases[index] is None:
@@ -109,10 +110,10 @@ class FusedAttention(HfViTAttention, Merged):
     @classmethod
     def from_attention(cls, attention: HfViTAttention, scale: HfViTLayerScale | None, dtype: torch.dtype) -> Self:
         """Build the fused form of an attention and the LayerScale that follows it."""
-        fused = derive(cls, attention, without=("q_proj", "k_proj", "v_proj", "o_proj"))
-        fused.qkv = Dense.from_linears(dtype, attention.q_proj, attention.k_proj, attention.v_proj)
-        fused.o_proj = Dense.from_linears(dtype, attention.o_proj, scale=scale)
-        return fused
+        fused_attention = derive(cls, attention, without=("q_proj", "k_proj", "v_proj", "o_proj"))
+        fused_attention.qkv = Dense.from_linears(dtype, attention.q_proj, attention.k_proj, attention.v_proj)
+        fused_attention.o_proj = Dense.from_linears(dtype, attention.o_proj, scale=scale)
+        return fused_attention
 
     def interleave(self) -> None:
         """Put channels that rotate together side by side, where they form complex numbers without a copy.
@@ -185,7 +186,8 @@ class FusedMLP(Merged):
 
     def __init__(self, mlp: HfViTMLP | HfMixerMLP, scale: HfViTLayerScale | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.fc1, self.fc2 = Dense.from_linears(dtype, mlp.fc1), Dense.from_linears(dtype, mlp.fc2, scale=scale)
+        self.fc1 = Dense.from_linears(dtype, mlp.fc1)
+        self.fc2 = Dense.from_linears(dtype, mlp.fc2, scale=scale)
         self.fc1.approximate = _GELUS.get(type(mlp.activation_fn))
         self.activation_fn = None if self.fc1.approximate else mlp.activation_fn
         self.inner_layernorm = getattr(mlp, "inner_layernorm", None)
@@ -208,8 +210,10 @@ class FusedSwiGLU(Merged):
 
     def forward(self, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         gate, values = self.gate_up(hidden_states).chunk(2, dim=-1)
-        gated = F.silu(gate) * values
-        return self.down_proj(gated if self.inner_layernorm is None else self.inner_layernorm(gated), residual)
+        gated_values = F.silu(gate) * values
+        return self.down_proj(
+            gated_values if self.inner_layernorm is None else self.inner_layernorm(gated_values), residual
+        )
 
 
 FUSED_ATTENTIONS: dict[type[nn.Module], type[FusedAttention]] = {
@@ -232,12 +236,12 @@ class FusedLayer(HfViTLayer):
         """Build the fused form of a block."""
         scales = {name: getattr(layer, name) for name in ("layer_scale1", "layer_scale2")}
         merged = {} if layer.norm_after_branches else scales
-        fused = derive(cls, layer, without=(*merged, "dropout", "drop_path"))
+        fused_layer = derive(cls, layer, without=(*merged, "dropout", "drop_path"))
         attention_class = FUSED_ATTENTIONS[type(layer.attention)]
-        fused.attention = attention_class.from_attention(layer.attention, merged.get("layer_scale1"), dtype)
-        fused.mlp = FUSED_MLPS[type(layer.mlp)](layer.mlp, merged.get("layer_scale2"), dtype)
-        fused.num_read = None
-        return fused
+        fused_layer.attention = attention_class.from_attention(layer.attention, merged.get("layer_scale1"), dtype)
+        fused_layer.mlp = FUSED_MLPS[type(layer.mlp)](layer.mlp, merged.get("layer_scale2"), dtype)
+        fused_layer.num_read = None
+        return fused_layer
 
     def forward(
         self,
@@ -283,11 +287,11 @@ class PatchProduct(nn.Module):
 
 def fuse_pooling(pooling: AttentionPooling, dtype: torch.dtype) -> nn.Module:
     """Build the fused form of attention pooling."""
-    fused: Any = derive(AttentionPooling, pooling)
+    fused_pooling: Any = derive(AttentionPooling, pooling)
     linears: Any = pooling.attention.items()
-    fused.attention = nn.ModuleDict({name: Dense.from_linears(dtype, linear) for name, linear in linears})
-    fused.mlp = FusedMLP(pooling.mlp, None, dtype)
-    return fused
+    fused_pooling.attention = nn.ModuleDict({name: Dense.from_linears(dtype, linear) for name, linear in linears})
+    fused_pooling.mlp = FusedMLP(pooling.mlp, None, dtype)
+    return fused_pooling
 
 
 @final

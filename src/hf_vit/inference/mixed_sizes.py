@@ -106,8 +106,8 @@ class UnpaddedModel(HfViTBaseModel):
         self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
         """Compute the outputs without padding where nothing asks for padded results or listens to modules."""
-        requested = {name: kwargs.get(name, getattr(self.config, name, None)) for name in _PADDED_OPTIONS}
-        reads_positions = any(value is not None and value is not False for value in requested.values())
+        requested_options = {name: kwargs.get(name, getattr(self.config, name, None)) for name in _PADDED_OPTIONS}
+        reads_positions = any(value is not None and value is not False for value in requested_options.values())
         needs_padding = reads_positions or has_custom_attention(self.config)
         if patch_attention_mask is None or needs_padding or self.training or any(map(has_listeners, self.modules())):
             return super().forward(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
@@ -154,7 +154,8 @@ class UnpaddedModel(HfViTBaseModel):
             return slice(h * w, None) if self.config.is_causal else slice(special)
 
         for part, (image_grid, images) in zip(parts, sizes.items(), strict=True):
-            rows, patches = torch.tensor(images, device=part.device), top_left_indices(image_grid, grid, part.device)
+            rows = torch.tensor(images, device=part.device)
+            patches = top_left_indices(image_grid, grid, part.device)
             padded[:, patch_slice][rows[:, None], patches] = part[:, patch_slice]
             padded[rows, special_slice(*grid)] = part[:, special_slice(*image_grid)]
         return padded

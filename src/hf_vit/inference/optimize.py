@@ -393,8 +393,8 @@ class MergingModel(HfViTBaseModel):
                 "attn_implementation, such as 'sdpa'"
             )
         for name in ("output_hidden_states", "output_attentions"):
-            requested = kwargs.get(name)
-            if getattr(self.config, name) if requested is None else requested:
+            requested_value = kwargs.get(name)
+            if getattr(self.config, name) if requested_value is None else requested_value:
                 raise UserError(f"{name} is not available with merge_tokens, as blocks merge tokens; {REMEDY}")
         kwargs["groups"] = self.new_groups()
         return super().forward(pixel_values, **kwargs)

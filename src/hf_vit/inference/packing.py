@@ -137,7 +137,9 @@ class PackedConv2d(nn.Module):
     def __init__(self, convolution: StandardizedConv2d) -> None:
         super().__init__()
         self.computed_in, self.pad = convolution.kernel.dtype, PADDINGS[str(convolution.padding)]
-        self.kernel_side, self.stride, self.groups = convolution.kernel_size[0], convolution.stride, convolution.groups
+        self.kernel_side = convolution.kernel_size[0]
+        self.stride = convolution.stride
+        self.groups = convolution.groups
         self.packed_bias = convolution.bias
         self.packed_kernel = [convolution.kernel]  # in a list, as a frozen module cannot set attributes
 

@@ -161,9 +161,9 @@ def _check_untouched(name: str, module: nn.Module) -> None:
         raise UserError(
             f"{name} has a hook, which an optimized model would not call; remove it first, or put it on another module"
         )
-    patched = [key for key in vars(module) if callable(getattr(type(module), key, None))]
-    if patched:
-        raise UserError(f"{name}.{patched[0]} was replaced on this object, perhaps by accelerate; {_AS_LOADED}")
+    patched_names = [key for key in vars(module) if callable(getattr(type(module), key, None))]
+    if patched_names:
+        raise UserError(f"{name}.{patched_names[0]} was replaced on this object, perhaps by accelerate; {_AS_LOADED}")
 
 
 def _find_placement(model: nn.Module) -> tuple[torch.dtype, torch.device]:

@@ -192,7 +192,8 @@ def _load_from_file(architecture: str, file: str) -> "nn.Module":
     path, config = Path(file).expanduser(), get_pretrained_cfg(architecture)
     if not path.is_file():
         raise UserError(f"the file {file} does not exist; check its path")
-    weights, classifier = load_state_dict(str(path)), config.classifier if config else None
+    weights = load_state_dict(str(path))
+    classifier = config.classifier if config else None
     head = weights.get(f"{classifier if isinstance(classifier, str) else (classifier or [''])[0]}.weight")
     options: dict[str, Any] = {} if head is None else {"num_classes": len(head)}
     return timm.create_model(architecture, checkpoint_path=str(path), **options)
@@ -206,9 +207,9 @@ def get_timm_label_names(model: "nn.Module") -> list[list[str]]:
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
     config = getattr(model, "pretrained_cfg", None) or {}
-    stored = config.get("label_names")
-    if isinstance(stored, list | tuple) and len(stored) == model.num_classes:
-        names, words = [str(name) for name in stored], config.get("label_descriptions") or {}
+    stored_names = config.get("label_names")
+    if isinstance(stored_names, list | tuple) and len(stored_names) == model.num_classes:
+        names, words = [str(name) for name in stored_names], config.get("label_descriptions") or {}
         return [names, [str(words[name]) for name in names]] if set(names) <= set(words) else [names]
     subset = infer_imagenet_subset(model)
     if subset is None:

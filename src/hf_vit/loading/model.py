@@ -59,10 +59,10 @@ def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[
         return list(range(len(model_names)))
     data_names, model_names = list(map(normalize_name, data_names)), list(map(normalize_name, model_names))
     index = {name: position for position, name in enumerate(model_names)}
-    if unknown := [repr(name) for name in data_names if name not in index]:
+    if unknown_names := [repr(name) for name in data_names if name not in index]:
         shortened_names = shortened(list(map(repr, model_names)))
         raise UserError(
-            f"the data has classes that the model does not have: {shortened(unknown)}; the model has "
+            f"the data has classes that the model does not have: {shortened(unknown_names)}; the model has "
             f"{shortened_names}: give data with these class names, or rename the data's classes"
         )
     counts = Counter(model_names)

@@ -65,9 +65,9 @@ class PixelScale:
         black, white, colored = values.mean(dim=(2, 3))
         scale = white - black
         spread = values.amax(dim=(2, 3)) - values.amin(dim=(2, 3))
-        expected = black + colors[2] * scale
+        expected_values = black + colors[2] * scale
         limit = _TOLERANCE * float(scale.abs().min())
-        if limit <= 0 or float(spread.max()) > limit or float((colored - expected).abs().max()) > limit:
+        if limit <= 0 or float(spread.max()) > limit or float((colored - expected_values).abs().max()) > limit:
             raise UserError(
                 f"the image processor of {subject.name} does more than resize, crop and normalize, so the model "
                 "cannot be attacked, corrupted or used as a teacher; use an image processor with only these "

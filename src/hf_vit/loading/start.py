@@ -51,7 +51,8 @@ def find_model(name: str | HfBaseConfig) -> Source:
     except UserError as error:
         if source.family is not None:
             raise
-        kind, is_folder = source.stored.get("model_type") or "unknown", source.path is not None and source.path.is_dir()
+        kind = source.stored.get("model_type") or "unknown"
+        is_folder = source.path is not None and source.path.is_dir()
         description = f", a checkpoint of another architecture ('{kind}')," if is_folder else ""
         raise UserError(
             f"{name}{description} cannot be converted to hf_vit: {error}; give another checkpoint, or start from a "
@@ -173,10 +174,12 @@ def find_backbone(model: nn.Module) -> HfBaseBackbone:
 def _make_rate_fields(source: Source, dropout: float | None, drop_path: float | None) -> dict[str, float]:
     """Return the given rates as fields of the configuration; raise UserError if a family cannot have one above 0."""
     rates = {"hidden_dropout_prob": ("dropout", dropout), "drop_path_rate": ("drop path", drop_path)}
-    supported = {field: value for field, (_, value) in rates.items() if hasattr(source.config, field)}
-    if unsupported := [name for field, (name, value) in rates.items() if field not in supported and value]:
-        raise UserError(f"{source.name} has no {' and '.join(unsupported)}; set it to 0, or choose a recipe without it")
-    return {field: value for field, value in supported.items() if value is not None}
+    supported_rates = {field: value for field, (_, value) in rates.items() if hasattr(source.config, field)}
+    if unsupported_rates := [name for field, (name, value) in rates.items() if field not in supported_rates and value]:
+        raise UserError(
+            f"{source.name} has no {' and '.join(unsupported_rates)}; set it to 0, or choose a recipe without it"
+        )
+    return {field: value for field, value in supported_rates.items() if value is not None}
 
 
 def _build(
@@ -222,16 +225,18 @@ def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcess
         return make_processor(config)
     with explain_load_errors(source.name):
         if source.family is None:
-            stored = source.processor().to_dict()
+            stored_settings = source.processor().to_dict()
         else:
             try:
-                stored = ViTImageProcessor.get_image_processor_dict(cast(Path, source.path))[0]
+                stored_settings = ViTImageProcessor.get_image_processor_dict(cast(Path, source.path))[0]
             except OSError:
                 return make_processor(config)
         names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
         own_shape = {name: stored[name] for name in ("max_num_patches",) if stored.get(name) is not None}
         # Only these fields scale pixels; the others (size, crop) do not fit the new model.
-        scaling = ViTImageProcessor(**{name: stored[name] for name in names if stored.get(name) is not None})
+        scaling = ViTImageProcessor(
+            **{name: stored_settings[name] for name in names if stored_settings.get(name) is not None}
+        )
         factor, means, stds = pixel_scale(scaling, config.num_channels)
         means, stds = [mean / (255 * factor) for mean in means], [std / (255 * factor) for std in stds]
         processor = make_processor(config, image_mean=means, image_std=stds, resample=scaling.resample, **own_shape)
@@ -259,9 +264,9 @@ def _load(
         )
     if source.door == "masked_prediction":
         new = (*new, *_POOLER)
-    mismatched = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
+    mismatched_keys = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
     missing = {key for key in report["missing_keys"] if not key.endswith(_COUNTER)}
-    misfits = sorted(key for key in {*missing, *mismatched} if not key.startswith(new))
+    misfits = sorted(key for key in {*missing, *mismatched_keys} if not key.startswith(new))
     if misfits:
         keys = shortened(misfits, 3)
         raise UserError(

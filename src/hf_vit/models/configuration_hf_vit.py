@@ -94,10 +94,10 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         self.take_stages(kwargs)
         super().__post_init__(**kwargs)
 
-    def take_stages(self, options: dict[str, Any]) -> None:
+    def take_stages(self, given: dict[str, Any]) -> None:
         """Set the output stages from `given`, and remove their keys from it."""
-        options.pop("stage_names", None)  # a config file may hold them, but they follow from the number of stages
-        self.set_output_features_output_indices(options.pop("out_features", None), options.pop("out_indices", None))
+        given.pop("stage_names", None)  # a config file may hold them, but they follow from the number of stages
+        self.set_output_features_output_indices(given.pop("out_features", None), given.pop("out_indices", None))
 
     @property
     def num_stages(self) -> int:
@@ -398,16 +398,16 @@ class HfViTBaseConfig(HfBaseConfig):
         _check_labels(kwargs.get("num_labels"), self.id2label)
         super().__post_init__(**kwargs)
 
-    def _warn_about_misspelled_fields(self, unknown: dict[str, Any]) -> None:
+    def _warn_about_misspelled_fields(self, extra_fields: dict[str, Any]) -> None:
         """Warn about unknown keys that resemble a field's name; other unknown keys may come from a newer version."""
         field_names = [field.name for field in fields(self) if not field.name.startswith("_")]
-        for key in unknown:
+        for key in extra_fields:
             parts = set(key.split("_"))
             similar_names = [name for name in field_names if parts <= set(name.split("_"))]
             similar_names = similar_names or difflib.get_close_matches(key, field_names, n=1, cutoff=0.6)
             if similar_names and key not in FOREIGN_KEYS and not key.startswith("_") and not hasattr(type(self), key):
                 warnings.warn(
-                    f"{type(self).__name__} has no field '{key}' (value {unknown[key]!r}), so it changes nothing; "
+                    f"{type(self).__name__} has no field '{key}' (value {extra_fields[key]!r}), so it changes nothing; "
                     f"did you mean '{similar_names[0]}'?",
                     UserWarning,
                     stacklevel=5,
@@ -469,10 +469,10 @@ class HfViTBaseConfig(HfBaseConfig):
     def validate_sizes(self) -> None:
         """Raise a ValueError for sizes, counts and scales out of their range."""
         super().validate_sizes()
-        width, heads, layers, groups = (
-            *(self.hidden_size, self.num_attention_heads, self.num_hidden_layers),
-            self.num_hidden_groups,
-        )
+        width = self.hidden_size
+        heads = self.num_attention_heads
+        layers = self.num_hidden_layers
+        groups = self.num_hidden_groups
         scale, registers = self.layer_scale_init_value, self.num_register_tokens
         refuse(
             (registers < 0, f"num_register_tokens={registers} must be at least 0 (0: none)"),
@@ -509,7 +509,9 @@ class HfViTBaseConfig(HfBaseConfig):
 
     def validate_combinations(self) -> None:
         """Raise a ValueError for values that exclude each other; every message names the remedy."""
-        pooling, positions, registers = self.pooling, self.position_embedding, self.num_register_tokens
+        pooling = self.pooling
+        positions = self.position_embedding
+        registers = self.num_register_tokens
         num_parts = {"learned_2d": 2, "sincos_1d": 2, "sincos_2d": 4, "sincos_2d_mae": 4}.get(positions, 1)
         refuse(
             (
@@ -594,7 +596,7 @@ class HfViTBaseConfig(HfBaseConfig):
         defaults = {field.name: field.default for field in fields(self)}
         changed_fields = [name for name in names if getattr(self, name) != defaults[name]]
         periods, moves = self.rotary_periods, (self.rotary_shift, self.rotary_jitter, self.rotary_rescale)
-        centered = self.rotary_coordinates == "centered"
+        is_centered = self.rotary_coordinates == "centered"
         if self.rotary_embedding is None:
             names_set = ", ".join(changed_fields)
             refuse(
@@ -619,12 +621,12 @@ class HfViTBaseConfig(HfBaseConfig):
                 "and axis",
             ),
             (
-                self.rotary_embedding == "mixed" and (periods or centered or self.rotary_register_base),
+                self.rotary_embedding == "mixed" and (periods or is_centered or self.rotary_register_base),
                 "rotary_embedding='mixed' learns its frequencies for the patches' indices; leave out rotary_periods, "
                 "rotary_register_base and rotary_coordinates='centered'",
             ),
             (
-                centered and (self.rotary_offset or reference is not None),
+                is_centered and (self.rotary_offset or reference is not None),
                 "rotary_offset and rotary_reference_grid have no effect with rotary_coordinates='centered', which has "
                 "a fixed scale; leave them out",
             ),
@@ -638,7 +640,7 @@ class HfViTBaseConfig(HfBaseConfig):
                 f"num_register_tokens={registers}; change one of them",
             ),
             (
-                any(value is not None for value in moves) and not centered,
+                any(value is not None for value in moves) and not is_centered,
                 "rotary_shift, rotary_jitter and rotary_rescale need rotary_coordinates='centered'; set it, or "
                 "leave them out",
             ),

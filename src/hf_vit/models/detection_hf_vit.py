@@ -100,7 +100,9 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
         has_equal_channels = len(set(channels)) == 1
         self.fpn = None if has_equal_channels else FeaturePyramidNetwork(channels, config.fpn_hidden_size)
         detector = build_detector(config, channels[0] if has_equal_channels else config.fpn_hidden_size)
-        self.rpn, self.roi_heads, self.in_image = detector.rpn, detector.roi_heads, detector.transform
+        self.rpn = detector.rpn
+        self.roi_heads = detector.roi_heads
+        self.in_image = detector.transform
         self.post_init()
 
     @torch.no_grad()
@@ -141,7 +143,8 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
         from torchvision.models.detection.image_list import ImageList
 
         sizes = [(pixel_values.shape[2], pixel_values.shape[3])] * len(pixel_values)
-        images, targets = ImageList(pixel_values, sizes), self.targets(labels) if self.training else None
+        images = ImageList(pixel_values, sizes)
+        targets = self.targets(labels) if self.training else None
         maps = self.backbone(pixel_values, return_dict=True, **kwargs).feature_maps
         named_maps = OrderedDict((str(index), feature_map) for index, feature_map in enumerate(maps))
         if self.fpn is not None:

@@ -113,11 +113,11 @@ def resample_position_table(
     Raises:
         ValueError: `table` does not have T + h*w rows.
     """
-    expected = num_prefix_tokens + old_grid[0] * old_grid[1]
-    if table.ndim != 3 or table.shape[1] != expected:
+    num_rows = num_prefix_tokens + old_grid[0] * old_grid[1]
+    if table.ndim != 3 or table.shape[1] != num_rows:
         raise ValueError(
             f"the position table has shape {tuple(table.shape)}, but a grid of {old_grid[0]}x{old_grid[1]} patches "
-            f"with {num_prefix_tokens} special tokens needs [1, {expected}, D]"
+            f"with {num_prefix_tokens} special tokens needs [1, {num_rows}, D]"
         )
     if is_same_grid(old_grid, new_grid):
         return table
@@ -224,7 +224,9 @@ def draw_moves(config: HfViTBaseConfig, like: torch.Tensor) -> list[torch.Tensor
     def draw(count: int, limit: float) -> torch.Tensor:
         return torch.empty(count, dtype=like.dtype, device=like.device).uniform_(-limit, limit)
 
-    shift, jitter, rescale = config.rotary_shift or 0.0, config.rotary_jitter or 1.0, config.rotary_rescale or 1.0
+    shift = config.rotary_shift or 0.0
+    jitter = config.rotary_jitter or 1.0
+    rescale = config.rotary_rescale or 1.0
     return [draw(2, shift), (draw(2, math.log(jitter)) + draw(1, math.log(rescale))).exp()]
 
 
@@ -303,11 +305,14 @@ def rotate(states: torch.Tensor, rotation: Rotation, pairing: str) -> torch.Tens
     cosine, sine = (rotation.real, rotation.imag) if isinstance(rotation, torch.Tensor) else rotation
     if pairing == "halves":
         first, second = states.chunk(2, dim=-1)
-        rotated = torch.addcmul(first * cosine, second, sine, value=-1), torch.addcmul(second * cosine, first, sine)
-        return torch.cat(rotated, dim=-1).to(states.dtype)
+        rotated_pairs = (
+            torch.addcmul(first * cosine, second, sine, value=-1),
+            torch.addcmul(second * cosine, first, sine),
+        )
+        return torch.cat(rotated_pairs, dim=-1).to(states.dtype)
     first, second = states.unflatten(-1, (-1, 2)).unbind(-1)
-    rotated = first * cosine - second * sine, second * cosine + first * sine
-    return torch.stack(rotated, dim=-1).flatten(-2).to(states.dtype)
+    rotated_pairs = first * cosine - second * sine, second * cosine + first * sine
+    return torch.stack(rotated_pairs, dim=-1).flatten(-2).to(states.dtype)
 
 
 def build_norm(config: HfViTBaseConfig, width: int | None = None) -> nn.Module:
@@ -631,11 +636,11 @@ class HfViTEmbeddings(nn.Module):
                 [i for i, other in enumerate(image_grids) if other == image_grid], device=pixel_values.device
             )
             indices = images[:, None], top_left_indices(image_grid, grid, pixel_values.device)
-            embedded = self.patch_embeddings(
+            embedded_patches = self.patch_embeddings(
                 pixel_values[images, :, : image_grid[0] * stride_h, : image_grid[1] * stride_w]
             )
-            patches = patches.to(embedded.dtype).index_put(indices, embedded)
-            table, special_rows = self.position_table(image_grid, like=embedded)
+            patches = patches.to(embedded_patches.dtype).index_put(indices, embedded_patches)
+            table, special_rows = self.position_table(image_grid, like=embedded_patches)
             if table is not None:
                 positions = positions.to(table.dtype).index_put(indices, table.expand(len(images), -1, -1))
         return patches, None if table is None else positions, special_rows
@@ -756,13 +761,13 @@ def corrupt_patches(
     return torch.where(bool_masked_pos[..., None], replacement, patches)
 
 
-def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def additive(may_attend: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Convert a bool mask to a mask that is added to logits: 0 where attention is allowed, the lowest number elsewhere.
 
     Queries that may not attend to anything, such as padding, attend to everything, which avoids NaN.
     """
-    allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
-    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+    may_attend = may_attend | ~may_attend.any(dim=-1, keepdim=True)
+    return torch.zeros_like(may_attend, dtype=dtype).masked_fill(~may_attend, torch.finfo(dtype).min)
 
 
 def additive_mask(hidden_states: torch.Tensor, token_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
@@ -774,9 +779,9 @@ def additive_mask(hidden_states: torch.Tensor, token_mask: torch.Tensor | None, 
         is_causal: whether tokens may attend only to earlier ones and themselves.
     """
     length = hidden_states.shape[1]
-    allowed = torch.ones(1, 1, length, length, dtype=torch.bool, device=hidden_states.device)
+    may_attend = torch.ones(1, 1, length, length, dtype=torch.bool, device=hidden_states.device)
     if is_causal:
-        allowed = allowed.tril()
+        may_attend = may_attend.tril()
     if token_mask is not None:
-        allowed = allowed & token_mask[:, None, None, :]
-    return additive(allowed, hidden_states.dtype)
+        may_attend = may_attend & token_mask[:, None, None, :]
+    return additive(may_attend, hidden_states.dtype)

@@ -75,7 +75,8 @@ class LogitNorm(nn.Module):
         """
         number = q.shape[0] * q.shape[2] ** 2
         qk, offsets = torch.stack([q, k]), torch.stack([to_q, to_k])
-        line_grams, position_grams = qk.transpose(3, 4) @ qk, qk.permute(0, 2, 3, 4, 1) @ qk.permute(0, 2, 3, 1, 4)
+        line_grams = qk.transpose(3, 4) @ qk
+        position_grams = qk.permute(0, 2, 3, 4, 1) @ qk.permute(0, 2, 3, 1, 4)
         offset_grams = (offsets @ offsets.transpose(2, 3))[:, None]
         squares = [line_grams.prod(0).sum((0, 2, 3))[None], (position_grams * offset_grams).sum((2, 3, 4))]
         sums = [qk.sum(3).prod(0).sum((0, 2))[None], (qk.sum(1) * offsets.sum(3)[:, None]).sum((2, 3))]
@@ -164,8 +165,8 @@ class HfAxialResNetAttention(nn.Module):
             # to_q and to_v are [i, :, j] for query i and key j, from row j - i + L - 1 of the table; to_k is [j, :, i].
             to_q, to_k, to_v = (rows.unfold(0, length, 1).flip(0) for rows in (to_q, to_k.flip(0), to_v))
             scales = self.logit_norm(lines[..., :size], lines[..., size : 2 * size], to_q, to_k).to(dtype)
-            attended = self.attend_lines(lines, scales[..., None, None], to_q, to_k, to_v)
-        output = attended.to(qkv.dtype).reshape(*qkv.shape[:3], channels)
+            outputs = self.attend_lines(lines, scales[..., None, None], to_q, to_k, to_v)
+        output = outputs.to(qkv.dtype).reshape(*qkv.shape[:3], channels)
         return output if self.axis == 2 else output.transpose(1, 2)
 
 

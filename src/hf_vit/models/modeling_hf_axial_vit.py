@@ -220,9 +220,13 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
         vit_class: Any = HfViTForImageClassification
         vit = vit_class.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
         pooling = "map" if vit.config.pooling.startswith("map") else "gap"
-        dropped: dict[str, Any] = {"use_class_token": None, "use_distillation_token": False, "num_register_tokens": 0}
-        dropped |= {"rotary_register_base": None, "rotary_periods": None}
-        model, vit = cls._from_fields_of(vit, **{"pooling": pooling, **dropped, **overrides})
+        fields_without_tokens: dict[str, Any] = {
+            "use_class_token": None,
+            "use_distillation_token": False,
+            "num_register_tokens": 0,
+        }
+        fields_without_tokens |= {"rotary_register_base": None, "rotary_periods": None}
+        model, vit = cls._from_fields_of(vit, **{"pooling": pooling, **fields_without_tokens, **overrides})
         vit_weights = vit.state_dict()
         num_special_positions = vit.config.num_special_positions
         weights: dict[str, torch.Tensor] = {}

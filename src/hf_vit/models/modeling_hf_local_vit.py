@@ -37,7 +37,8 @@ def may_attend(config: HfLocalViTConfig, query: torch.Tensor, key: torch.Tensor,
     if config.attention_pattern == "strided":
         distance = (query - key).abs()
         return (distance < config.attention_stride) | (distance % config.attention_stride == 0)
-    row_distance, column_distance = (query // width - key // width).abs(), (query % width - key % width).abs()
+    row_distance = (query // width - key // width).abs()
+    column_distance = (query % width - key % width).abs()
     if config.attention_pattern == "criss_cross":
         return (row_distance == 0) | (column_distance == 0)
     reach = config.attention_window // 2
@@ -99,7 +100,9 @@ class Lines(NamedTuple):
 
 def make_tiles(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Tensor | None) -> Tiles:
     """Cut the grid into tiles of queries, and find for each tile the keys within reach of the window."""
-    (h, w), device, special = map(torch.sym_int, tokens.grid), tokens.hidden_states.device, config.num_special_tokens
+    h, w = map(torch.sym_int, tokens.grid)
+    device = tokens.hidden_states.device
+    special = config.num_special_tokens
     offsets, reach = torch.arange(TILE, device=device), config.attention_window // 2
     queries, keys = [], []
     for side in (h, w):
@@ -128,7 +131,9 @@ def make_lines(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Ten
     A line is a row of the grid (criss-cross), or `attention_stride` patches in raster order (strided). Key numbers
     start at 1; 0 is padding.
     """
-    (h, w), device, special = map(torch.sym_int, tokens.grid), tokens.hidden_states.device, config.num_special_tokens
+    h, w = map(torch.sym_int, tokens.grid)
+    device = tokens.hidden_states.device
+    special = config.num_special_tokens
     is_strided = config.attention_pattern == "strided"
     length: Any = torch.sym_min(config.attention_stride, h * w) if is_strided else w  # a symbol in a graph
     keys, order = torch.arange(1, h * w + 1, device=device)[None], None
@@ -196,8 +201,8 @@ class HfLocalViTAttention(HfViTAttention):
         """Attend by tiles: query, key and value [B, A, N, K] -> output of the patches [B, h*w, A, K]."""
 
         def gather_tiles(tensor: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-            selected = tensor.transpose(1, 2).index_select(1, tokens.flatten())
-            return selected.unflatten(1, (-1, tokens.shape[1])).flatten(0, 1).transpose(1, 2)
+            tile_tokens = tensor.transpose(1, 2).index_select(1, tokens.flatten())
+            return tile_tokens.unflatten(1, (-1, tokens.shape[1])).flatten(0, 1).transpose(1, 2)
 
         tensors = (gather_tiles(query, tiles.queries), gather_tiles(key, tiles.keys), gather_tiles(value, tiles.keys))
         output, _ = self.interface(*tensors, tiles.mask)
@@ -217,8 +222,11 @@ class HfLocalViTAttention(HfViTAttention):
             patches = tensor[:, :, special:] if order is None else tensor[:, :, special:].gather(2, order)
             return F.pad(patches, (0, 0, 0, -count % length)).unflatten(2, (-1, length))
 
-        queries, keys, values = arrange_in_lines(query * self.scaling), arrange_in_lines(key), arrange_in_lines(value)
-        near_keys, near_values = gather_near_lines(keys, is_strided), gather_near_lines(values, is_strided)
+        queries = arrange_in_lines(query * self.scaling)
+        keys = arrange_in_lines(key)
+        values = arrange_in_lines(value)
+        near_keys = gather_near_lines(keys, is_strided)
+        near_values = gather_near_lines(values, is_strided)
         to_special = queries @ key[:, :, None, :special].transpose(3, 4)
         to_near = queries @ near_keys.transpose(3, 4)
         to_column = (queries.transpose(2, 3) @ keys.permute(0, 1, 3, 4, 2)).transpose(2, 3)

@@ -367,8 +367,8 @@ class HfViTLayer(GradientCheckpointingLayer):
 
         Identity modules, called twice per layer, would slow down small batches.
         """
-        scaled = branch if scale is None else scale(branch)
-        return hidden_states + (scaled if self.drop_path is None else self.drop_path(scaled))
+        scaled_branch = branch if scale is None else scale(branch)
+        return hidden_states + (scaled_branch if self.drop_path is None else self.drop_path(scaled_branch))
 
     def attention_map(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, tokens: Tokens
@@ -655,11 +655,9 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         tokens = self.embed(
             pixel_values, patch_attention_mask, bool_masked_pos=bool_masked_pos, patch_sources=patch_sources
         )
-        hidden_states, attention_mask, arguments = (
-            tokens.hidden_states,
-            self._attention_mask(tokens),
-            self._layer_arguments(tokens),
-        )
+        hidden_states = tokens.hidden_states
+        attention_mask = self._attention_mask(tokens)
+        arguments = self._layer_arguments(tokens)
         for layer in self.layer_sequence():
             hidden_states = layer(hidden_states, attention_mask, **arguments, **options)
         if not self.norm_after_pooling:
@@ -729,11 +727,9 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         """
         indices = self._layer_indices(layers)
         tokens = self.embed(pixel_values, patch_attention_mask)
-        hidden_states, attention_mask, arguments = (
-            tokens.hidden_states,
-            self._attention_mask(tokens),
-            self._layer_arguments(tokens),
-        )
+        hidden_states = tokens.hidden_states
+        attention_mask = self._attention_mask(tokens)
+        arguments = self._layer_arguments(tokens)
         maps: dict[int, Any] = {}
         for index, layer in enumerate(self.layer_sequence()[: max(indices) + 1]):
             if index in indices:

@@ -325,18 +325,20 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
         sizes = {name: kwargs.pop(name) for name in SIZE_KEYS if name in kwargs}
         if config is not None and pretrained_model_name_or_path is not None:
             hub_options = {name: kwargs[name] for name in HUB_KEYS if name in kwargs}
-            requested = (
+            requested_config = (
                 config
                 if isinstance(config, PreTrainedConfig)
                 else cls.config_class.from_pretrained(config, **hub_options)
             )
-            stored = type(requested).from_pretrained(pretrained_model_name_or_path, **hub_options)
+            stored_config = type(requested_config).from_pretrained(pretrained_model_name_or_path, **hub_options)
             stored_sizes = {
-                name: getattr(stored, name) for name in SIZE_KEYS if getattr(requested, name) != getattr(stored, name)
+                name: getattr(stored_config, name)
+                for name in SIZE_KEYS
+                if getattr(requested_config, name) != getattr(stored_config, name)
             }
             # Load with the checkpoint's sizes, which its weights have; the model is resized below.
-            sizes = {**{name: getattr(requested, name) for name in stored_sizes}, **sizes}
-            if requested is config:
+            sizes = {**{name: getattr(requested_config, name) for name in stored_sizes}, **sizes}
+            if requested_config is config:
                 config = copy.deepcopy(config)
                 for name, value in stored_sizes.items():
                     setattr(config, name, value)

@@ -62,7 +62,8 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
         UserError: the page cannot do one of the steps.
     """
     settings = processor.to_dict()
-    size, crop = dict(settings.get("size") or {}), settings.get("crop_size") if settings.get("do_center_crop") else None
+    size = dict(settings.get("size") or {})
+    crop = settings.get("crop_size") if settings.get("do_center_crop") else None
     resize = size if settings.get("do_resize", True) else None
     if resize is not None and set(resize) not in ({"height", "width"}, {"shortest_edge"}):
         raise UserError(

@@ -81,7 +81,8 @@ def write_graph(model: PreTrainedModel, file: Path) -> list[str]:
     """
     model.set_attn_implementation("eager")  # other implementations return no attention maps
     config: Any = model.config
-    module, image = ModelWithMaps(model).eval(), torch.zeros(1, config.num_channels, *as_pair(config.image_size))
+    module = ModelWithMaps(model).eval()
+    image = torch.zeros(1, config.num_channels, *as_pair(config.image_size))
     with torch.no_grad():
         program = torch.onnx.export(
             module, (image,), input_names=["pixel_values"], output_names=module.names, dynamo=True, verbose=False

@@ -230,7 +230,9 @@ def _explain(error: BaseException, repo_id: str, explicit_token: bool, reading: 
     """Return the message for `explain_hub_error`."""
     specific_errors = (HFValidationError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError)
     error = next((cause for cause in list_causes(error) if isinstance(cause, specific_errors)), error)
-    details, status, token = summarize_error(error), find_status(error), describe_token(explicit_token)
+    details = summarize_error(error)
+    status = find_status(error)
+    token = describe_token(explicit_token)
     if isinstance(error, HFValidationError):
         return f"'{repo_id}' cannot be the name of a repository ({details})"
     if isinstance(error, OfflineModeIsEnabled) or constants.is_offline_mode():

@@ -136,7 +136,8 @@ def check_references(folder: Path, name: str) -> None:
         )
     config = read_json_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
     refuse_huge(config, name)
-    reference, arguments = next(filter(_is_reference, _iterate_fields(config)), None), config.get("model_args")
+    reference = next(filter(_is_reference, _iterate_fields(config)), None)
+    arguments = config.get("model_args")
     if reference is None and isinstance(arguments, dict):  # timm's model_args may contain these two
         timm_arguments: dict[str, Any] = arguments
         names = ("pretrained", "pretrained_cfg")

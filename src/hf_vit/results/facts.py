@@ -137,15 +137,17 @@ def append_record(folder: str | os.PathLike[str], record: Record) -> None:
 
 def is_recorded(folder: str | os.PathLike[str], kind: str, values: Mapping[str, Any]) -> bool:
     """Return whether a record of this kind in `folder/facts.json` contains these values."""
-    required = _redact_json(values)
-    return any(_contains(cast(JsonValue, record.values), required) for record in Facts.load(folder).filter_kind(kind))
+    required_values = _redact_json(values)
+    return any(
+        _contains(cast(JsonValue, record.values), required_values) for record in Facts.load(folder).filter_kind(kind)
+    )
 
 
-def _contains(value: JsonValue, required: JsonValue) -> bool:
+def _contains(value: JsonValue, required_value: JsonValue) -> bool:
     """Return whether `value` equals `required`; a dict must contain the wanted entries and may have others."""
-    if isinstance(value, dict) and isinstance(required, dict):
-        return all(name in value and _contains(value[name], item) for name, item in required.items())
-    return value == required
+    if isinstance(value, dict) and isinstance(required_value, dict):
+        return all(name in value and _contains(value[name], item) for name, item in required_value.items())
+    return value == required_value
 
 
 def new_record(

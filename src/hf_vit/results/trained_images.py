@@ -28,8 +28,8 @@ def write_trained(folder: Path, digests: Iterable[str], bases: Iterable[Path] = 
 
 def count_trained(folder: str | os.PathLike[str], digests: Iterable[str]) -> int:
     """Return how many of these images the model in a folder is known to have been trained on."""
-    trained = _read_digests(Path(folder))
-    return sum(digest[:_DIGITS] in trained for digest in digests)
+    trained_digests = _read_digests(Path(folder))
+    return sum(digest[:_DIGITS] in trained_digests for digest in digests)
 
 
 def _read_digests(folder: Path) -> set[str]:

@@ -59,10 +59,10 @@ def take_turns(contestants: Mapping[str, Callable[[], Any]], turns: int, warm_up
     for turn in range(-warm_up, turns):
         order.shuffle(names)
         for name in names:
-            started = time.perf_counter()
+            start = time.perf_counter()
             contestants[name]()
             if turn >= 0:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(time.perf_counter() - start)
     return seconds
 
 
@@ -87,10 +87,10 @@ def others_load(seconds: float = 0.5) -> float:
         names = ("user", "nice", "system", "irq", "softirq", "steal")
         return sum(getattr(system, name, 0.0) for name in names), own_ticks.user + own_ticks.system, time.perf_counter()
 
-    busy, own_ticks, started = read_times()
+    busy, own_ticks, start = read_times()
     time.sleep(seconds)
-    busy_after, own_ticks_after, ended = read_times()
-    return max(((busy_after - busy) - (own_ticks_after - own_ticks)) / (ended - started), 0.0)
+    busy_after, own_ticks_after, end = read_times()
+    return max(((busy_after - busy) - (own_ticks_after - own_ticks)) / (end - start), 0.0)
 
 
 def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:

@@ -137,7 +137,9 @@ class MatrixProducts(nn.Module):
     def __init__(self, config: HfViTBaseConfig, packed: bool) -> None:
         super().__init__()
         width, mlp = config.hidden_size, config.intermediate_size
-        self.depth, self.heads, self.patch = config.num_hidden_layers, config.num_attention_heads, config.patch_size
+        self.depth = config.num_hidden_layers
+        self.heads = config.num_attention_heads
+        self.patch = config.patch_size
         sizes = {"qkv": (width, 3 * width), "output": (width, width), "fc1": (width, mlp), "fc2": (mlp, width)}
 
         def build_dense(inputs: int, outputs: int) -> nn.Module:

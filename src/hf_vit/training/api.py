@@ -82,7 +82,8 @@ def finetune(
         UserError: the input is wrong, disk or memory are too small, the loss is NaN or infinite, or a push failed (in
             which case the model is complete).
     """
-    report_line, name = report_on_main(report), _find_task(task, head, head_width, distillation, self_training)
+    report_line = report_on_main(report)
+    name = _find_task(task, head, head_width, distillation, self_training)
     job = _make_job(name, model, data, output, recipe, options, command, settings)
     options = job.options
     if runner == "ray" and (lr_sweep is False or world_size() > 1):
@@ -255,13 +256,13 @@ def _sweep(
         is_finite = trial["score"] is not None
         results = f"validation accuracy {trial['accuracy']:.2%}, loss {trial['loss']:.4f}" if is_finite else "diverged"
         report_line(f"learning rate {trial['learning_rate']:g}: {results}")
-    finished = [number for number in sorted(trials) if trials[number]["score"] is not None]
-    if not finished:
+    finished_trials = [number for number in sorted(trials) if trials[number]["score"] is not None]
+    if not finished_trials:
         raise UserError(
             f"the loss became NaN or infinite at every learning rate ({', '.join(map(str, rates))}); give "
             "lower ones with --sweep-rates"
         )
-    best = jobs[max(finished, key=lambda number: trials[number]["score"])]
+    best = jobs[max(finished_trials, key=lambda number: trials[number]["score"])]
     report_line(f"loading the best trial (learning rate {best.recipe.learning_rate:g})")
     run, trainer = train_once(task, replace(best, options=replace(job.options, resume=True)), start, report_line)
     return replace(run, output=job.output, trials=[trials[number] for number in sorted(trials)]), trainer

@@ -218,7 +218,9 @@ def check_output(output: Path, resume: bool) -> None:
 
 def open_start(job: Job, report: Say, *, multi_label: bool = False, target: Target = "label") -> Start:
     """Find the model, load all three splits, and check every image unless it is streamed."""
-    source, options, crop = find_model(job.model_name), job.options, job.recipe.augmentation.random_crop
+    source = find_model(job.model_name)
+    options = job.options
+    crop = job.recipe.augmentation.random_crop
     size = options.image_size or job.recipe.image_size or as_pair(source.config.image_size)
     if (crop or 0) >= min(size):
         raise UserError(
@@ -285,8 +287,8 @@ def _find_checkpoint(job: Job, report: Say) -> Path | None:
         if not (job.work / RUN_NAME).is_file():
             report(f"{job.output} holds no run to resume, so a new run starts")
             return None
-        for removed in _remove_incomplete(job.work):
-            report(f"removed the incomplete checkpoint {removed}")
+        for removed_name in _remove_incomplete(job.work):
+            report(f"removed the incomplete checkpoint {removed_name}")
     checkpoint = last_complete(job.work)
     report(f"resuming from {checkpoint.name}" if checkpoint else "no checkpoint is complete yet; starting from step 0")
     return checkpoint

@@ -196,12 +196,15 @@ def _select_greedily(
 ) -> tuple[list[Ingredient], nn.Module]:
     """Follow recipe 1: start with the best model, and keep every further one that does not make the soup worse."""
     (first, model), *others = sorted(candidates, key=lambda pair: pair[0].accuracy or 0.0, reverse=True)
-    selected, soup, best, ingredients = [model], copy.deepcopy(model), first.accuracy or 0.0, [first]
+    selected_models = [model]
+    soup = copy.deepcopy(model)
+    best = first.accuracy or 0.0
+    ingredients = [first]
     for ingredient, other in others:
-        trial = average_weights([*selected, other])
+        trial = average_weights([*selected_models, other])
         accuracy = measure_accuracy(trial) or 0.0
         is_in = accuracy >= best
         if is_in:
-            selected, soup, best = [*selected, other], trial, accuracy
+            selected_models, soup, best = [*selected_models, other], trial, accuracy
         ingredients.append(replace(ingredient, is_in=is_in))
     return ingredients, soup

@@ -162,7 +162,10 @@ def calibration(
         batches = list(examination.iterate_logits(fit_split, f"logits of {fit_split}"))
         fit_logits = np.concatenate([logits.double().numpy() for logits, _ in batches])
         fitted = fit_temperature(fit_logits, np.concatenate([labels.numpy() for _, labels in batches]))
-    plain, scaled, hits, images = ReliabilitySums(bins), ReliabilitySums(bins), 0, 0
+    plain = ReliabilitySums(bins)
+    scaled = ReliabilitySums(bins)
+    hits = 0
+    images = 0
     for logits, labels in examination.iterate_logits(examination.split):
         rows, truth = logits.double().numpy(), labels.numpy()
         plain.add(rows, truth)
@@ -179,8 +182,8 @@ def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> f
     from scipy.optimize import minimize_scalar
 
     def loss(log_temperature: float) -> float:
-        scaled = log_softmax(logits / np.exp(log_temperature), axis=1)
-        return -float(scaled[np.arange(len(labels)), labels].mean())
+        log_probabilities = log_softmax(logits / np.exp(log_temperature), axis=1)
+        return -float(log_probabilities[np.arange(len(labels)), labels].mean())
 
     bounds = tuple(np.log(_TEMPERATURES))
     solution = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})

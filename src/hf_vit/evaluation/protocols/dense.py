@@ -329,7 +329,9 @@ def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationRes
     names = require_task(examination, "segmentation", MaskRows.target)
     if len(names) > IGNORED:
         raise UserError(f"the model has {len(names)} classes, but masks hold at most {IGNORED}; give a smaller model")
-    meter, worst_images, start = SegmentationMeter(len(names)), Extremes[WorstImage](worst), time.perf_counter()
+    meter = SegmentationMeter(len(names))
+    worst_images = Extremes[WorstImage](worst)
+    start = time.perf_counter()
     for index, image, truth, prediction in predict_dense(examination, MaskRows, names, segment):
         meter.update(prediction, truth)
         if worst:

@@ -88,9 +88,9 @@ def read_real_labels(path: str | os.PathLike[str], file_names: Sequence[str], nu
     labels = _read_json(file, remedy, missing)
     if not isinstance(labels, list) or not all(map(_is_labels, labels)):
         raise UserError(f"{file.name} is not a list with the class numbers of each image; {remedy}")
-    if unknown := sorted({label for row in labels for label in row if not label < num_classes}):
+    if unknown_labels := sorted({label for row in labels for label in row if not label < num_classes}):
         raise UserError(
-            f"{file.name} has the class {unknown[0]}, but the data set only has {num_classes:,} classes; give "
+            f"{file.name} has the class {unknown_labels[0]}, but the data set only has {num_classes:,} classes; give "
             "one with all classes of ImageNet"
         )
     numbers = [_PUBLISHED.fullmatch(name) for name in file_names]

@@ -93,8 +93,8 @@ def multi_label(
         )
     names, start = examination.data.label_names, time.perf_counter()
     if thresholds is None:
-        fitted, present = _collect_logits(examination, examination.require_fit_split(fit_split))
-        thresholds = best_thresholds(expit(fitted), present, names)
+        fit_logits, present = _collect_logits(examination, examination.require_fit_split(fit_split))
+        thresholds = best_thresholds(expit(fit_logits), present, names)
     logits, truth = _collect_logits(examination, examination.split)
     return replace(compute_multi_label_metrics(logits, truth, names, thresholds), seconds=time.perf_counter() - start)
 

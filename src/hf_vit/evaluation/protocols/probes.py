@@ -85,13 +85,15 @@ def linear_probe(
         )
     test_features, truth = examination.depth_features(examination.split)
     best: list[Probe] = []
-    unfinished = 0
+    num_unfinished = 0
     for name in train_features:
         probes = [Probe.fit(train_features[name], labels, strength) for strength in sorted(strengths)]
         best.append(best_probe(probes, selection[0][0][name], selection[0][1]) if selection else probes[0])
-        unfinished += sum(not probe.finished for probe in probes)
+        num_unfinished += sum(not probe.finished for probe in probes)
     accuracy = [probe.score(test_features[name], truth) for name, probe in zip(train_features, best, strict=True)]
-    return LinearProbeResult(len(truth), list(train_features), accuracy, [probe.strength for probe in best], unfinished)
+    return LinearProbeResult(
+        len(truth), list(train_features), accuracy, [probe.strength for probe in best], num_unfinished
+    )
 
 
 @final

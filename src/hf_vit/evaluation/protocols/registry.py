@@ -189,9 +189,9 @@ def evaluate_protocol(
         how: dict[str, Any] = {"progress": progress, "num_workers": num_workers, "remote": remote, "draft_side": side}
         how["choice"] = choice
         examination = Examination(subject, data, split, num_images, batch_size, seed, **how)
-        started = time.perf_counter()
+        start = time.perf_counter()
         result = function(examination, **options)
-    return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - started, None, engine)
+    return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - start, None, engine)
 
 
 def _input_settings(protocol: str, max_num_patches: int | None, draft: bool) -> dict[str, Any]:
@@ -211,10 +211,12 @@ def _collect_settings(name: str, function: Callable[..., Any], options: Mapping[
         for key, parameter in inspect.signature(function).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    if unknown := sorted(set(options) - set(defaults)):
-        others = [other for other, run in PROTOCOLS.items() if set(unknown) <= set(inspect.signature(run).parameters)]
+    if unknown_options := sorted(set(options) - set(defaults)):
+        others = [
+            other for other, run in PROTOCOLS.items() if set(unknown_options) <= set(inspect.signature(run).parameters)
+        ]
         remedy = f"choose --protocol {' or '.join(others)}" if others else "leave it out"
-        raise UserError(f"--protocol {name} has no option {_format_options(unknown)}; {remedy}")
+        raise UserError(f"--protocol {name} has no option {_format_options(unknown_options)}; {remedy}")
     settings = {**defaults, **options}
     return {key: list(value) if isinstance(value, tuple | list) else value for key, value in settings.items()}
 

@@ -270,8 +270,8 @@ def drop(
     values: torch.Tensor, ranks: torch.Tensor, share: float, filling: torch.Tensor, patch: tuple[int, int]
 ) -> torch.Tensor:
     """Replace the round(share * h * w) patches with the lowest ranks [B, h, w] by the filling."""
-    dropped = ranks < round(share * ranks[0].numel())
-    mask = dropped.repeat_interleave(patch[0], dim=1).repeat_interleave(patch[1], dim=2)
+    is_dropped = ranks < round(share * ranks[0].numel())
+    mask = is_dropped.repeat_interleave(patch[0], dim=1).repeat_interleave(patch[1], dim=2)
     return torch.where(mask[:, None, : values.shape[2], : values.shape[3]], filling, values)
 
 
@@ -281,8 +281,8 @@ def saliency(model: nn.Module, values: torch.Tensor, filling: torch.Tensor, patc
     The logit minus the mean logit is used because, unlike a probability, it does not saturate.
     """
 
-    def margin(changed: torch.Tensor) -> torch.Tensor:
-        logits = compute_logits(model, changed)
+    def margin(pixels: torch.Tensor) -> torch.Tensor:
+        logits = compute_logits(model, pixels)
         return logits.max(dim=1).values - logits.mean(dim=1)
 
     losses = (gradient(margin, values) * (values - filling)).sum(dim=1, keepdim=True)
@@ -450,8 +450,8 @@ def _to_image(picture: Picture) -> Image.Image:
 
 def known_corruptions(names: Sequence[str] | None) -> list[str]:
     """Return the named corruptions, by default all, in the order of `CORRUPTIONS`; raise UserError for unknown ones."""
-    if names and (unknown := sorted(set(names) - set(CORRUPTIONS))):
-        raise UserError(f"the corruption {', '.join(unknown)} is unknown; choose from {', '.join(CORRUPTIONS)}")
+    if names and (unknown_names := sorted(set(names) - set(CORRUPTIONS))):
+        raise UserError(f"the corruption {', '.join(unknown_names)} is unknown; choose from {', '.join(CORRUPTIONS)}")
     return [name for name in CORRUPTIONS if not names or name in names]
 
 
@@ -533,8 +533,8 @@ def corrupt_batch(pixels: torch.Tensor, name: str, severity: int, seed: int) -> 
     """Corrupt pixels [B, 3, H, W] in 0..1; the random numbers of an image do not depend on its batch."""
     kind = list(CORRUPTIONS).index(name)
     pictures = pixels.permute(0, 2, 3, 1).double().cpu().numpy()
-    changed = [
+    corrupted_images = [
         corrupt(picture, name, severity, image_generator(image, seed, kind, severity))
         for picture, image in zip(pictures, pixels, strict=True)
     ]
-    return torch.from_numpy(np.stack(changed)).permute(0, 3, 1, 2).to(pixels.device, pixels.dtype)
+    return torch.from_numpy(np.stack(corrupted_images)).permute(0, 3, 1, 2).to(pixels.device, pixels.dtype)

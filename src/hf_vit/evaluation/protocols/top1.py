@@ -209,7 +209,8 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
         wrong = (columns["predictions"] != columns["references"]).nonzero()[0].tolist()
         num_wrong += len(wrong)
         for row in wrong:
-            label, prediction = names[int(columns["references"][row])], names[int(columns["predictions"][row])]
+            label = names[int(columns["references"][row])]
+            prediction = names[int(columns["predictions"][row])]
             confidence, index = float(columns["confidences"][row]), num_images + row
             entry = confidence, index, label, prediction, images[row]
             mistakes.add(confidence, index, partial(_make_wrong_image, *entry))

@@ -210,8 +210,8 @@ def parse_example(message: bytes) -> dict[str, bytes | int]:
     for _, features in _fields(message):
         for _, entry in _fields(_message(features)):
             entry_fields = dict(_fields(_message(entry)))
-            for kind, stored in _fields(_message(entry_fields[2])):
-                first = next((value for _, value in _fields(_message(stored))), b"")
+            for kind, stored_values in _fields(_message(entry_fields[2])):
+                first = next((value for _, value in _fields(_message(stored_values))), b"")
                 if kind == _INT64_LIST and isinstance(first, bytes):  # packed
                     first = _varint(first, 0)[0]
                 if kind in (_BYTES_LIST, _INT64_LIST):
@@ -342,14 +342,16 @@ def scaled_retina(image: Image.Image) -> Image.Image:
     radius = (middle_row > middle_row.mean() / 10).sum() / 2
     scale = RETINA_RADIUS / (radius if radius >= 1 else len(pixels) / 2)
     size = round(image.width * scale), round(image.height * scale)
-    scaled = np.asarray(image.resize(size, Image.Resampling.BILINEAR), dtype=np.float64)
+    scaled_pixels = np.asarray(image.resize(size, Image.Resampling.BILINEAR), dtype=np.float64)
     sigma = RETINA_RADIUS / 30
-    blurred = np.rint(gaussian_filter(scaled, (sigma, sigma, 0), mode="mirror", truncate=3))
-    height, width = scaled.shape[:2]
+    blurred = np.rint(gaussian_filter(scaled_pixels, (sigma, sigma, 0), mode="mirror", truncate=3))
+    height, width = scaled_pixels.shape[:2]
     rows, columns = np.ogrid[:height, :width]
     visible_radius = int(RETINA_RADIUS * _VISIBLE_RADIUS)
     is_visible = (rows - height // 2) ** 2 + (columns - width // 2) ** 2 <= visible_radius**2
-    result = np.where(is_visible[..., None], np.clip(4 * (scaled - blurred) + _GRAY, 0, 255), _GRAY).astype(np.uint8)
+    result = np.where(is_visible[..., None], np.clip(4 * (scaled_pixels - blurred) + _GRAY, 0, 255), _GRAY).astype(
+        np.uint8
+    )
     top, left = max(height // 2 - visible_radius, 0), max(width // 2 - visible_radius, 0)
     return Image.fromarray(result[top : height // 2 + visible_radius, left : width // 2 + visible_radius])
 

@@ -74,7 +74,8 @@ class ClassifierTask(MeasuredTask):
 
 def _restore_test(evaluation: Record, label_names: list[str]) -> ClassificationResult | MultiLabelResult:
     """Restore the result of the test split from its record, without confusion matrix and wrong images."""
-    test, size = cast(dict[str, Any], evaluation.values), (evaluation.data and evaluation.data.size) or 0
+    test = cast(dict[str, Any], evaluation.values)
+    size = (evaluation.data and evaluation.data.size) or 0
     if "top1" not in test:
         scores = {name: test[name] for name in ("thresholds", "f1_micro", "loss")}
         return MultiLabelResult(size, **test["classes"], **scores, seconds=evaluation.seconds or 0.0)

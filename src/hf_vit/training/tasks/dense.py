@@ -100,20 +100,22 @@ def build_dense_model(
     maps |= {} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width}
     rates = {"dropout": backbone_dropout, "drop_path": drop_path}
     backbone: Any = build_model(source, "backbone", image_size=image_size, **rates, **maps)
-    stored = {} if checkpoint is None else checkpoint.config.to_dict()
+    stored_fields = {} if checkpoint is None else checkpoint.config.to_dict()
     changes = _make_head_fields(head, backbone, use_masks)
-    changes = {name: value for name, value in changes.items() if name not in stored or name == "use_masks"}
+    changes = {name: value for name, value in changes.items() if name not in stored_fields or name == "use_masks"}
     changes |= dict.fromkeys(_HEADS[head].width_fields if width else (), width) | fields
-    unknown = sorted(set(changes) - set(kind.config_class().to_dict()))
-    if unknown:
+    unknown_fields = sorted(set(changes) - set(kind.config_class().to_dict()))
+    if unknown_fields:
         raise UserError(
-            f"the recipe sets {', '.join(unknown)}, which the head '{head}' does not have; choose another "
+            f"the recipe sets {', '.join(unknown_fields)}, which the head '{head}' does not have; choose another "
             "--recipe or --head"
         )
     names = {"id2label": dict(enumerate(label_names)), "label2id": {name: i for i, name in enumerate(label_names)}}
     try:
         config_class: Any = kind.config_class
-        config = config_class.from_dict({**stored, "backbone_config": backbone.config.to_dict(), **names, **changes})
+        config = config_class.from_dict(
+            {**stored_fields, "backbone_config": backbone.config.to_dict(), **names, **changes}
+        )
         model = getattr(transformers, kind.auto_class).from_config(config, dtype=torch.float32)
     except (StrictDataclassError, ValueError) as error:
         reason = strict_reason(error) if isinstance(error, StrictDataclassError) else error

@@ -104,7 +104,10 @@ class MaskingCollator:
     def __init__(
         self, policy: RandomMasking | NextPatch, config: HfViTBaseConfig, static: bool = False, seed: int = 0
     ) -> None:
-        self.policy, self.config, self.static, self.seed = policy, config, static, seed
+        self.policy = policy
+        self.config = config
+        self.static = static
+        self.seed = seed
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Stack images [B, C, H, W] and draw the patches to mask; the same ones each time for validation images."""

@@ -51,7 +51,10 @@ class WithUnlabeled(torch.utils.data.Dataset[dict[str, Any]]):
     def __init__(
         self, labeled: TransformedImages, unlabeled: TransformedImages, rows: Sequence[int], ratio: int, seed: int
     ) -> None:
-        self.labeled, self.unlabeled, self.ratio, self.seed = labeled, unlabeled, ratio, seed
+        self.labeled = labeled
+        self.unlabeled = unlabeled
+        self.ratio = ratio
+        self.seed = seed
         self.rows = torch.as_tensor(rows)
         unlabeled.set_epoch(0)  # the epoch stays 0 because the number of the draw already varies the augmentation
         self._epoch = torch.tensor(0).share_memory_()
@@ -152,13 +155,15 @@ class SelfTraining(TaughtTask):
                 min_size=start.source.config.patch_stride,
                 skip_bad_images=self._skip_bad_images,
             )
-            allowed = images.without({image.digest for name in ("validation", "test") for image in data.seen[name]})
-            if not allowed.seen:
+            allowed_images = images.without(
+                {image.digest for name in ("validation", "test") for image in data.seen[name]}
+            )
+            if not allowed_images.seen:
                 raise UserError(
                     f"all {len(images.seen)} unlabeled images of {images.name} are also validation or test images of "
                     f"{data.name}; give other unlabeled images"
                 )
-            self.unlabeled = self.select(allowed)
+            self.unlabeled = self.select(allowed_images)
         return build_for_classes(start, recipe)
 
     def list_training_digests(self, run: Run) -> list[str]:

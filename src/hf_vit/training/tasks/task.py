@@ -453,5 +453,5 @@ class Views:
         """Return every view of the images of a batch, and their labels."""
         batches = [view(batch) for view in self.views]
         pixel_values = [batch_of_view["pixel_values"] for batch_of_view in batches]
-        stacked = [torch.stack(views_of_one) for views_of_one in zip(*pixel_values, strict=True)]
-        return {"pixel_values": stacked, "label": batches[0]["label"]}
+        stacked_views = [torch.stack(views_of_one) for views_of_one in zip(*pixel_values, strict=True)]
+        return {"pixel_values": stacked_views, "label": batches[0]["label"]}

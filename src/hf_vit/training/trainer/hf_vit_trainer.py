@@ -110,7 +110,9 @@ class HfViTTrainer(Trainer):
                 "average_decay cannot be combined with an adapter, as LoRA weights are not averaged; give one of them"
             )
         self.repeated_augmentation = repeated_augmentation
-        self.layer_decay, self.sampling_weights, self.sharpness = layer_decay, sampling_weights, sharpness
+        self.layer_decay = layer_decay
+        self.sampling_weights = sampling_weights
+        self.sharpness = sharpness
         self.average_decay, self.adapter = average_decay, adapter
         self.data_fact, self.license = data_fact, license
         self.average: WeightAverage | None = None
@@ -207,11 +209,11 @@ class HfViTTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
         """Return batches of all images, also where training drops the last incomplete batch."""
-        dropped, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        drops_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
             return super().get_eval_dataloader(eval_dataset)
         finally:
-            self.args.dataloader_drop_last = dropped
+            self.args.dataloader_drop_last = drops_last
 
     # Loss and steps
 

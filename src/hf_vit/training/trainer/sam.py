@@ -67,8 +67,8 @@ class SharpnessAware:
             gradients = [(weight, weight.grad) for weight in model.parameters() if weight.grad is not None]
             norm = gather_tensor(torch.nn.utils.get_total_norm([gradient for _, gradient in gradients]))
             local_pairs = [(get_local_part(weight), get_local_part(gradient)) for weight, gradient in gradients]
-            changed = [*(weight for weight, _ in local_pairs), *model.buffers()]
-            self._stored = [(tensor, tensor.clone()) for tensor in changed]
+            changed_tensors = [*(weight for weight, _ in local_pairs), *model.buffers()]
+            self._stored = [(tensor, tensor.clone()) for tensor in changed_tensors]
             for weight, gradient in local_pairs:
                 weight.add_(gradient * (self.rho / norm.clamp(min=1e-12)))
         model.zero_grad(set_to_none=True)

@@ -193,7 +193,10 @@ class SeededStream(IterableDataset[Any]):
         worker = get_worker_info()
         part = self.rank if worker is None else self.rank * worker.num_workers + worker.id
         state = self._state
-        epoch, first, resume_position, dataset_position = state["epoch"], state["first"], state["done"], state["place"]
+        epoch = state["epoch"]
+        first = state["first"]
+        resume_position = state["done"]
+        dataset_position = state["place"]
         while True:
             examples = self._iterate_epoch(epoch, dataset_position)
             position = 0 if dataset_position is None else resume_position
