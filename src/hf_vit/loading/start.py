@@ -232,7 +232,9 @@ def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcess
             except OSError:
                 return make_processor(config)
         names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
-        own_shape = {name: stored[name] for name in ("max_num_patches",) if stored.get(name) is not None}
+        own_shape = {
+            name: stored_settings[name] for name in ("max_num_patches",) if stored_settings.get(name) is not None
+        }
         # Only these fields scale pixels; the others (size, crop) do not fit the new model.
         scaling = ViTImageProcessor(
             **{name: stored_settings[name] for name in names if stored_settings.get(name) is not None}
