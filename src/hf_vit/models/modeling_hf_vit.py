@@ -650,7 +650,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         """
         options = cast("dict[str, Any]", kwargs)
         if options.pop("attention_mask", None) is not None:  # peft and others pass one that is None
-            raise ValueError("attention_mask is for text; for padded images give patch_attention_mask [B, h, w]")
+            raise ValueError("attention_mask is for text; give patch_attention_mask [B, h, w] for padding")
         self._warn_without_attentions(options.get("output_attentions", self.config.output_attentions))
         tokens = self.embed(
             pixel_values, patch_attention_mask, bool_masked_pos=bool_masked_pos, patch_sources=patch_sources
