@@ -10,7 +10,7 @@ largest absolute difference of a logit, or of a normalized token of models witho
 import contextlib
 import tempfile
 import warnings
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,9 @@ def read_result(recorded: dict[str, np.ndarray], size: str) -> torch.Tensor:
     return torch.cat([array if array.ndim == 3 else array[:, None] for array in arrays], dim=1)
 
 
-def open_peers(ours: Any, converted: Path, folder: Path) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+def open_peers(ours: Any, converted: Path, folder: Path) -> dict[str, Any]:
     """Export a model with the settings of the peers' own classes; leave out libraries that have no class for it."""
-    config = ours.config
-    models: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+    config, models = ours.config, dict[str, Any]()
     for library in ("timm", "transformers"):
         fields: dict[str, Any] = {"rotary_periods": None, "position_interpolation_offset": 0.0}
         if library == "timm" and config.norm_before_layers and config.rotary_embedding:
@@ -78,18 +77,20 @@ def open_peers(ours: Any, converted: Path, folder: Path) -> dict[str, Callable[[
             export(source, folder / library, library)
         except UserError:
             continue
-        models[library] = run_timm(folder / library) if library == "timm" else run_transformers(folder / library)
+        name = f"local-dir:{folder / library}"
+        models[library] = (
+            timm.create_model(name, pretrained=True, dynamic_img_size=True).eval()
+            if library == "timm"
+            else transformers.AutoModel.from_pretrained(folder / library).eval()
+        )
     return models
 
 
-def run_timm(folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
-    model: Any = timm.create_model(f"local-dir:{folder}", pretrained=True, dynamic_img_size=True).eval()
-    return model if model.num_classes else model.forward_features
-
-
-def run_transformers(folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
-    model = transformers.AutoModel.from_pretrained(folder).eval()
-    return lambda images: model(images).last_hidden_state
+def run(model: Any, images: torch.Tensor) -> torch.Tensor:
+    """Return the logits of a model of timm, or all normalized tokens."""
+    if isinstance(model, transformers.PreTrainedModel):
+        return model(images).last_hidden_state
+    return model(images) if model.num_classes else model.forward_features(images)
 
 
 @torch.no_grad()
@@ -106,9 +107,10 @@ def compare(report: Script, case: str, folder: Path) -> None:
     for size in (name.removeprefix("images_") for name in recorded if name.startswith("images_")):
         images, expected = torch.from_numpy(recorded[f"images_{size}"]), read_result(recorded, size)
         row: dict[str, float | None] = {"timm": None, "transformers": None}
-        for name, run in {"hf_vit": compute, **peers}.items():
+        contestants = {"hf_vit": compute, **{name: partial(run, model) for name, model in peers.items()}}
+        for name, contestant in contestants.items():
             with contextlib.suppress(AssertionError):  # timm takes whole patches alone
-                row[name] = float((run(images).double() - expected).abs().max())
+                row[name] = float((contestant(images).double() - expected).abs().max())
         report.record(case=case, size=size, **row)
 
 

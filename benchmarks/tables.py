@@ -335,6 +335,37 @@ def departures(path: Path) -> str:
     return markdown(["original", *names], lines, caption)
 
 
+@table("features.json")
+def features(path: Path) -> str:
+    record, names = load(path), ("original", "timm", "transformers")
+    lines: list[tuple[str, ...]] = []
+    for kind in dict.fromkeys(row["kind"] for row in record["rows"]):
+        rows = {row["library"]: row for row in filter_runs(record["rows"], kind=kind)}
+        lines.append((kind, ", ".join(rows["hf_vit"]["sizes"]), *(format_cells(rows[name]["cells"]) for name in names)))
+    total = sum(sum(row["cells"].values()) for row in record["rows"])
+    unexplained = sum(row["cells"].get("unexplained", 0) for row in record["rows"])
+    defaults = {row["library"]: row["default"] for row in record["rows"] if row["default"]}
+    caption = (
+        f"`features.py`, {record['date']}: {unexplained} of {total:,} cells unexplained. Cells are "
+        "{class token, patch tokens, intermediate layers} x {norm, no norm} x three sizes x "
+        "{float32, float64, bfloat16}: equal; equal to "
+        "hf_vit with the named setting; equal in float32, as a step of float64 stays float32; or not there. Empty: the "
+        "library has no such model. Patch tokens by default: "
+        f"{', '.join(f'{library} {default}' for library, default in defaults.items())}."
+    )
+    return markdown(["model", "px", *names], lines, caption)
+
+
+def format_cells(cells: dict[str, int]) -> str:
+    """Return how many cells have which verdict; a float32 step beside a setting counts with the setting."""
+    counts: dict[str, int] = {}
+    for verdict, count in cells.items():
+        name = verdict.removesuffix(", float32 inside").replace("position_interpolation=", "")
+        name = f"`{name}`" if "_" in name else name
+        counts[name] = counts.get(name, 0) + count
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
 @table("demo.json")
 def demo(path: Path) -> str:
     record = load(path)
