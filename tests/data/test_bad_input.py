@@ -8,6 +8,7 @@ import shutil
 import warnings
 from functools import partial
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 from data.conftest import encoded, everything, make_folder, make_table, make_tar, picture
@@ -359,3 +360,29 @@ def test_files_may_be_named_as_base64_begins(tmp_path):
     rows = "".join(f"{path.relative_to(folder)},{path.parent.name}\n" for path in folder.glob("*/*.png"))
     (folder / "list.csv").write_text(f"image,label\n{rows}")
     assert sum(map(len, load_data(str(folder / "list.csv")).splits.values())) == 6
+
+
+def test_a_quick_check_sees_what_a_full_one_sees_but_damaged_pixels(tmp_path):
+    """Sizes, orientations and 16 bits of good files; truncated, empty and foreign ones are named."""
+    folder = make_folder(tmp_path / "data", {"a": 12, "b": 12})
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    picture(1, (30, 20)).save(folder / "a" / "turned.jpg", exif=tags)
+    picture(2, (30, 20)).save(folder / "a" / "turned.png", exif=tags)
+    Image.fromarray(np.full((9, 7), 300, np.uint16)).save(folder / "b" / "deep.png")
+    picture(3, (5, 4)).save(folder / "b" / "c.bmp")
+    full, quick = (load_data(folder, check=check) for check in (True, False))
+    assert quick.seen == full.seen
+    assert (quick.fingerprint, quick.notes) == (full.fingerprint, full.notes)
+    jpeg, png = (encoded(picture(9, (90, 90)), kind) for kind in ("JPEG", "PNG"))
+    for name, damaged in (("a.jpg", jpeg[:-500]), ("b.png", png[:-500]), ("c.png", b""), ("d.gif", b"x")):
+        (folder / "a" / name).write_bytes(damaged)
+        with pytest.raises(UserError, match=f"image '.*{name}'"):
+            load_data(folder, check=False)
+        assert load_data(folder, check=False, skip_bad_images=True).skipped == [f"a/{name}"]
+        (folder / "a" / name).unlink()
+    middle = bytearray(encoded(picture(9, (40, 40))))
+    middle[300:340] = bytes(40)
+    (folder / "a" / "m.png").write_bytes(middle)
+    refuses(folder, "image '.*m.png'")
+    assert sum(map(len, load_data(folder, check=False).seen.values())) == 29

@@ -1,12 +1,13 @@
 """What a loader iterates over: cached or not, with or without workers, resumed or not, the same batches."""
 
+import shutil
 from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from data.conftest import encoded, make_tar, picture
+from data.conftest import encoded, make_folder, make_tar, picture
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from training.conftest import write_numbers
@@ -333,3 +334,17 @@ def test_cut_splits_of_a_stream_in_shards(tmp_path, kind):
     rest = [image["pixel_values"].numpy().tobytes() for image, _ in whole.split(1, 2).examples(0, behind)]
     assert rest == seen[-len(rest) :]
     assert len(rest) == len(parts[1]) - len(parts[1]) // 2 - 1
+
+
+def test_kept_pixels_are_not_read_again(tmp_path):
+    """The files may go after they are checked, and training sees what it would read from them."""
+    folder = make_folder(tmp_path / "data", {"a": 12, "b": 12})
+    picture(5, mode="L").save(folder / "a" / "gray.png")
+    read, kept = (load_data(folder, keep=keep) for keep in (False, True))
+    transforms = [eval_transform(make_processor(SMALL)), train_transform(make_processor(SMALL), CROPPED)]
+    transforms[1].set_epoch(1)
+    splits = [(split, transform) for split in read.splits for transform in transforms]
+    expected = [transform_split(read, *each, cache_bytes=0)[0]["pixel_values"] for each in splits]
+    shutil.rmtree(folder)
+    for each, pixels in zip(splits, expected, strict=True):
+        assert torch.equal(transform_split(kept, *each, cache_bytes=0)[0]["pixel_values"], pixels)

@@ -330,7 +330,7 @@ def diff(
     )
     if data is None:
         return difference
-    images = load_data(data, image_size=models[0].image_size, **options)
+    images = load_data(data, image_size=models[0].image_size, **options, check=False)
     examinations = [Examination(loaded, images, split, num_images, batch_size, seed, progress) for loaded in models]
     accuracy = compare_predictions(*examinations)
     return replace(difference, data=examinations[0].fact(accuracy.num_images), accuracy=accuracy)

@@ -406,7 +406,7 @@ def compare(
                     common = sizes.pop() if len(sizes) == 1 else None
                     size = image_size or (common if common and max(common) <= MAX_PHOTO_SIDE else None)
                 columns: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
-                data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns)
+                data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns, check=False)
             if data.readers:
                 raise UserError(f"'{data.name}' is a stream, which cannot be read twice; leave --streaming out")
             classifiers = [choose_classifier(model, data, probe) for model in loaded]

@@ -11,10 +11,13 @@ import torch
 
 from hf_vit.data.augmentation import seeded
 from hf_vit.data.image_data import ImageData
+from hf_vit.data.labels import list_column
 from hf_vit.data.transforms import DenseEvalTransform, DenseTrainTransform, EvalTransform, Example, TrainTransform
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
+
+    from hf_vit.data.images import ImageScan
 
     # Position after an example: block, state of the stream before that block, chunk in it, examples of the chunk.
     Position = dict[str, Any]
@@ -34,16 +37,24 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         table: with the column "image" and, for labels, "label".
         transform: from `train_transform` or `eval_transform`.
         cache_bytes: memory for prepared images; 0 disables the cache.
+        scans: of all rows; images whose pixels they keep are not decoded again.
     """
 
-    def __init__(self, table: "Dataset", transform: Any, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        table: "Dataset",
+        transform: Any,
+        cache_bytes: int = CACHE_BYTES,
+        scans: "Sequence[ImageScan]" = (),
+    ) -> None:
         from datasets import Image
 
         self.table, self.transform = table, transform
-        self.labels: list[Any] = list(table["label"]) if "label" in table.column_names else [None] * len(table)
+        self.labels: list[Any] = list_column(table, "label") if "label" in table.column_names else [None] * len(table)
         self._rows = table.select_columns(self._columns())
         if isinstance(table.features["image"], Image):  # the transform decodes images in threads
             self._rows = self._rows.cast_column("image", Image(decode=False))
+        self._scans = scans if scans and all(scan.pixels is not None for scan in scans) else None
         self._prepared = self._prepare_all(len(table), cache_bytes)
 
     def _columns(self) -> list[str]:
@@ -74,6 +85,8 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         return self._examples(self.transform.finish(prepared, np.asarray(keys, dtype=np.uint64)), indices)
 
     def _load(self, indices: Sequence[int]) -> list[Any]:
+        if self._scans is not None:
+            return self.transform.prepare([self._scans[index].stored_image() for index in indices])
         return self.transform.prepare(self._rows[list(indices)]["image"])
 
     def _examples(self, finished: Sequence[Any], indices: Sequence[int]) -> list[Example]:
@@ -247,7 +260,7 @@ def transform_split(
     if isinstance(transform, DenseTrainTransform | DenseEvalTransform):
         return AnnotatedImages(cast("Dataset", dataset), transform, cache_bytes)
     if hasattr(dataset, "__len__"):
-        return TransformedImages(cast("Dataset", dataset), transform, cache_bytes)
+        return TransformedImages(cast("Dataset", dataset), transform, cache_bytes, data.seen.get(split, ()))
     buffer = shuffle_buffer if isinstance(transform, TrainTransform) else 0
     stream, reader = data.readers.get(split, (cast("IterableDataset", dataset), None))
     return TransformedStream(stream, transform, buffer, seed, reader)

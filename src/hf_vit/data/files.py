@@ -23,7 +23,7 @@ _BASE64 = re.compile("data:image/|(^|/)(iVBORw0KG|9j/4|R0lGOD|UklGR)")
 
 def is_image(name: str) -> bool:
     """Return whether a file name ends like an image file."""
-    return PurePath(name).suffix.lower() in IMAGE_SUFFIXES
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
 def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hf_vit.data.images import ImageScan, short_name
-from hf_vit.data.labels import classes_of
+from hf_vit.data.labels import classes_of, list_column
 from hf_vit.data.sources import DataSource
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import read_sizes, to_path
@@ -41,7 +42,9 @@ def describe_labels(table: "Dataset", scans: Sequence[ImageScan], label_names: S
     """Return for every image the names of its classes, or the digest of its mask or objects."""
     if "label" not in table.column_names:
         return [scan.annotation.digest for scan in scans if scan.annotation is not None]
-    labels: list[int] = list(table["label"])
+    labels: list[int] = list_column(table, "label")
+    if labels and isinstance(labels[0], int):
+        return [label_names[label] for label in labels]
     return [" ".join(label_names[number] for number in classes_of(label)) for label in labels]
 
 
@@ -50,8 +53,9 @@ def file_states(source: DataSource, contents: bool = True) -> dict[str, str]:
 
     Missing files are left out.
     """
-    file_sizes = read_sizes(path for _, path in source.named_files())
-    existing = [(name, path) for name, path in source.named_files() if path in file_sizes]
+    named = list(source.named_files())
+    file_sizes = read_sizes(path for _, path in named)
+    existing = [(name, path) for name, path in named if path in file_sizes]
     is_hashed = contents and sum(file_sizes[path] for _, path in existing) <= HASHED_BYTES
     states: dict[str, list[str]] = {}
     for name, path in existing:  # files in several folders may have the same name
@@ -111,11 +115,15 @@ def note_duplicates(
     splits: "Mapping[str, Dataset]", scans: Mapping[str, Sequence[ImageScan]], label_names: Sequence[str]
 ) -> list[str]:
     """Return notes on duplicate images: within one split, with different labels, and in train and other splits."""
+    counts = Counter(image.digest for images in scans.values() for image in images)
+    if len(counts) == counts.total():
+        return []
     copies_by_content: dict[str, list[tuple[str, str, str]]] = {}
     for split, images in scans.items():
         for image, names in zip(images, describe_labels(splits[split], images, label_names), strict=True):
-            copies_by_content.setdefault(image.digest, []).append((short_name(image.name), names, split))
-    duplicates = [copies for copies in copies_by_content.values() if len(copies) > 1]
+            if counts[image.digest] > 1:
+                copies_by_content.setdefault(image.digest, []).append((short_name(image.name), names, split))
+    duplicates = list(copies_by_content.values())
     kind = "classes" if all("label" in table.column_names for table in splits.values()) else "annotations"
     mislabeled_duplicates = [copies for copies in duplicates if len({label for _, label, _ in copies}) > 1]
     leaked_duplicates = [copies for copies in duplicates if {"train"} < {split for *_, split in copies}]

@@ -41,7 +41,9 @@ def parse_idx_name(name: str) -> IdxName | None:
 
     "emnist-letters-train-images-idx3-ubyte.gz" gives ("emnist-letters", "train", "images").
     """
-    parts = _SEPARATORS.split(name.lower().removesuffix(".gz"))
+    if "idx" not in (name := name.lower()):  # folders may hold a million other files
+        return None
+    parts = _SEPARATORS.split(name.removesuffix(".gz"))
     end = next((index for index, part in enumerate(parts) if re.fullmatch("idx[0-9]?", part)), 0)
     if end == 0 or len(parts) > end + 2 or (kind := _KINDS.get(parts[end - 1])) is None:
         return None
@@ -243,19 +245,26 @@ def encode_pgm(pixels: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
     return files
 
 
-def _make_table(pixels: "NDArray[np.uint8]") -> "Dataset":
-    """Return a table with the undecoded column "image" of gray images, without a copy of each in Python."""
+def store_images(contents: Sequence[Any], paths: Sequence[Any]) -> "Dataset":
+    """Return a table with the undecoded column "image" from Arrow arrays of bytes and of paths, part by part."""
     import datasets
     import pyarrow as pa
 
-    parts: list[Any] = []
+    features = datasets.Features({"image": datasets.Image(decode=False)})
+    columns = zip(contents, paths, strict=True)
+    parts = [pa.StructArray.from_arrays(list(arrays), ["bytes", "path"]) for arrays in columns]
+    table: Any = pa.table({"image": pa.chunked_array(parts)}).cast(features.arrow_schema)
+    return datasets.Dataset(table)
+
+
+def _make_table(pixels: "NDArray[np.uint8]") -> "Dataset":
+    """Return a table with the undecoded column "image" of gray images, without a copy of each in Python."""
+    import pyarrow as pa
+
+    contents: list[Any] = []
     for start in range(0, len(pixels), _ROWS):
         files = encode_pgm(pixels[start : start + _ROWS])
         offsets = np.arange(len(files) + 1, dtype=np.int64) * files.shape[1]
-        content: Any = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(files), [None, pa.py_buffer(offsets), pa.py_buffer(files)]
-        ).cast(pa.binary())
-        parts.append(pa.StructArray.from_arrays([content, pa.nulls(len(files), pa.string())], ["bytes", "path"]))
-    features = datasets.Features({"image": datasets.Image(decode=False)})
-    table: Any = pa.table({"image": pa.chunked_array(parts)}).cast(features.arrow_schema)
-    return datasets.Dataset(table)
+        arrays: list[Any] = [None, pa.py_buffer(offsets), pa.py_buffer(files)]
+        contents.append(pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(files), arrays).cast(pa.binary()))
+    return store_images(contents, [pa.nulls(len(content), pa.string()) for content in contents])

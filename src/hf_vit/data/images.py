@@ -5,7 +5,9 @@ import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -26,8 +28,12 @@ if TYPE_CHECKING:
 _CONVERTED_BY_PILLOW = ("1", "L", "P", "CMYK", "YCbCr", "HSV", "RGBX")
 # Tags of TIFF files and of EXIF.
 _BITS, _PHOTOMETRIC, _ORIENTATION = 0x0102, 0x0106, 0x0112
+_SIDEWAYS = (5, 6, 7, 8)  # orientations that swap height and width
+# What the last bytes of a complete file contain; other bytes may follow it.
+_ENDS, _TAIL = {"PNG": b"IEND", "JPEG": b"\xff\xd9", "MPO": b"\xff\xd9"}, 64
 # With fewer images the scan is too short for a progress bar.
 PROGRESS_FROM = 2000
+_SCANNED_AT_ONCE, _PER_THREAD = 1024, 16
 _REMEDY = "replace or remove such images, or add --skip-bad-images (skip_bad_images=True) to leave them out"
 Result = TypeVar("Result")
 
@@ -118,7 +124,8 @@ def _decode(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) 
             return to_rgb(picture.resize(picture.size, Image.Resampling.BILINEAR, box=draft[1])), 0, False
         # Read before decoding: Pillow keeps 8 of 16 bits of colors, and rotates TIFF files itself.
         has_16_bits = any(";16" in str(tile.args) for tile in picture.tile)
-        orientation = picture.getexif().get(_ORIENTATION, 1)
+        # Other plug-ins may rotate the image, and forget its orientation, when they load it.
+        orientation = 1 if picture.format in ("PNG", "JPEG") else picture.getexif().get(_ORIENTATION, 1)
         image = to_rgb(picture)
         rotations = {orientation, picture.getexif().get(_ORIENTATION, 1)} - {0, 1}
         tags = getattr(picture, "tag_v2", {})
@@ -134,7 +141,10 @@ def _read_content(stored_image: Mapping[str, Any]) -> bytes:
         return content
     if path is None:
         raise UserError("is missing, because its row in the table is empty")
-    return read_bytes(to_path(path)) if is_store_url(path) else Path(path).read_bytes()
+    if is_store_url(path):
+        return read_bytes(to_path(path))
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def image_problem(error: Exception) -> str:
@@ -165,8 +175,13 @@ def map_in_threads(function: Callable[..., Result], items: Sequence[Any], *other
     count = min(torch.get_num_threads(), len(items))
     if count < 2 or len(set(map(id, items))) < len(items):
         return list(map(function, items, *others))
+    rows = list(zip(items, *others, strict=True))
+    size = -(-len(rows) // (4 * count))  # a task of one small image takes longer to hand over than to do
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(function, items, *others))
+        parts = pool.map(
+            lambda start: [function(*row) for row in rows[start : start + size]], range(0, len(rows), size)
+        )
+        return list(chain.from_iterable(parts))
 
 
 def note_dark_images(peak: int, bits: int) -> list[str]:
@@ -194,6 +209,7 @@ class ImageScan:
         annotation: summary of its mask or objects, for dense prediction.
         peak: highest pixel value of a 16-bit image.
         is_turned: its EXIF orientation rotated or mirrored it.
+        pixels: the decoded image, height x width x RGB, of small data that are about to be trained on.
     """
 
     name: str
@@ -204,6 +220,11 @@ class ImageScan:
     annotation: Annotation | None = None
     peak: int = 0
     is_turned: bool = False
+    pixels: bytes | None = field(default=None, compare=False, repr=False)
+
+    def stored_image(self) -> Image.Image | None:
+        """Return the image if its pixels were kept."""
+        return None if self.pixels is None else Image.frombuffer("RGB", (self.width, self.height), self.pixels)
 
     def problem_below(self, min_size: tuple[int, int]) -> str | None:
         """Return the problem, which may be a size below `min_size` (height, width) px; None for a good image."""
@@ -223,48 +244,101 @@ def open_image(
     Returns the scan, and the image as RGB, or None if it has a problem. An image without a path has the default name;
     for `draft_side` see `decode_image`.
     """
-    stored_image = stored_image or {}
-    name = str(stored_image.get("path") or default_name)
-    digest = hashlib.sha256(b"").hexdigest()
-    content = b""
+    scan, content = _hash_image(stored_image or {}, default_name)
+    if scan.problem is not None:
+        return scan, None
     try:
-        content = _read_content(stored_image)
-        digest = hashlib.sha256(content).hexdigest()
         image, peak, is_turned = _decode(io.BytesIO(content), draft_side)
     except Exception as error:
-        is_pointer = content.startswith(POINTER)
-        problem = (
-            "is a Git LFS pointer instead of the image; download it with git lfs pull"
-            if is_pointer
-            else image_problem(error)
-        )
-        return ImageScan(name, digest, problem=problem), None
-    return ImageScan(name, digest, image.height, image.width, peak=peak, is_turned=is_turned), image
+        return replace(scan, problem=image_problem(error)), None
+    return ImageScan(scan.name, scan.digest, image.height, image.width, peak=peak, is_turned=is_turned), image
+
+
+def _hash_image(stored: Mapping[str, Any], default_name: str) -> tuple[ImageScan, bytes]:
+    """Read one stored image without decoding it; return the scan, which has no size, and the bytes."""
+    name = str(stored.get("path") or default_name)
+    try:
+        content = _read_content(stored)
+    except Exception as error:
+        return ImageScan(name, hashlib.sha256(b"").hexdigest(), problem=image_problem(error)), b""
+    is_pointer = content.startswith(POINTER)
+    problem = "is a Git LFS pointer instead of the image; download it with git lfs pull" if is_pointer else None
+    return ImageScan(name, hashlib.sha256(content).hexdigest(), problem=problem), content
+
+
+def _scan_header(stored: Mapping[str, Any], default_name: str) -> ImageScan | None:
+    """Scan the hash, header and end of a stored image; None if only its pixels show whether it is good."""
+    scan, content = _hash_image(stored, default_name)
+    if scan.problem is not None:
+        return scan
+    try:
+        with Image.open(io.BytesIO(content)) as picture:
+            end = _ENDS.get(picture.format or "")
+            if end is None or end not in content[-_TAIL:] or any(";16" in str(tile.args) for tile in picture.tile):
+                return None
+            # PNG's own method decodes the image to look for tags behind the pixels.
+            orientation = Image.Image.getexif(picture).get(_ORIENTATION, 1)
+            width, height = reversed(picture.size) if orientation in _SIDEWAYS else picture.size
+    except Exception:  # decoding it finds the words for the problem
+        return None
+    return replace(scan, height=height, width=width, is_turned=orientation not in (0, 1))
 
 
 def scan_images(
-    table: "Dataset", split: str, annotate: Callable[[int, ImageScan], ImageScan] | None = None
+    table: "Dataset",
+    split: str,
+    annotate: Callable[[int, ImageScan], ImageScan] | None = None,
+    *,
+    decode: bool = True,
+    kept_bytes: int = 0,
 ) -> list[ImageScan]:
     """Decode every image of a table once, in threads, and return the scans; show a progress bar if there are many.
 
-    `annotate` adds the annotation of a row to the scan of a readable image, see `ImageTables.annotate`.
+    Args:
+        table: with the column "image".
+        split: for names and the progress bar.
+        annotate: adds the annotation of a row to the scan of a readable image, see `ImageTables.annotate`.
+        decode: without it only hash, header and end of PNG and JPEG files are looked at, which finds truncated files
+            but not damaged pixels.
+        kept_bytes: the scans keep the pixels of all images if these are at most so many bytes.
     """
     import datasets
 
     undecoded_table = table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
     total = len(undecoded_table)
     scans: list[ImageScan] = []
+    used = 0
     bar = progress_bar(f"Checking {split} images", is_hidden=total < PROGRESS_FROM)
     with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         task = bar.add_task("", total=total)
-        for start in range(0, total, 256):
-            rows = undecoded_table[start : start + 256]["image"]
-            names = [f"{split} image {start + offset}" for offset in range(len(rows))]
-            opened = pool.map(lambda row, name: open_image(row, name)[0], rows, names)
-            for row, scan in enumerate(opened, start=start):
+        for start in range(0, total, _SCANNED_AT_ONCE):
+            rows = undecoded_table[start : start + _SCANNED_AT_ONCE]["image"]
+            parts = [range(first, min(len(rows), first + _PER_THREAD)) for first in range(0, len(rows), _PER_THREAD)]
+            scan_part = partial(_scan_rows, rows, f"{split} image", start, decode, kept_bytes > 0)
+            for row, scan in enumerate(chain.from_iterable(pool.map(scan_part, parts)), start=start):
                 scans.append(scan if annotate is None or scan.problem else annotate(row, scan))
+            used = sum(map(_count_kept, scans[start:]), used)
+            if used / len(scans) * total > kept_bytes > 0:
+                kept_bytes, scans = 0, [replace(scan, pixels=None) for scan in scans]
             bar.advance(task, len(rows))
     return scans
+
+
+def _scan_rows(rows: Sequence[Any], name: str, start: int, decode: bool, keep: bool, part: range) -> list[ImageScan]:
+    """Scan a part of the rows, the first of which is row `start` of its table."""
+    scans: list[ImageScan] = []
+    for index in part:
+        quick = None if decode else _scan_header(rows[index] or {}, f"{name} {start + index}")
+        if quick is not None:
+            scans.append(quick)
+            continue
+        scan, image = open_image(rows[index], f"{name} {start + index}")
+        scans.append(replace(scan, pixels=image.tobytes()) if keep and image is not None else scan)
+    return scans
+
+
+def _count_kept(scan: ImageScan) -> int:
+    return 0 if scan.pixels is None else len(scan.pixels)
 
 
 def keep_good(

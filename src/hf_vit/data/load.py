@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from hf_vit.data.annotations import Target
 from hf_vit.data.builtin import SPLIT_NUMBERS, digits, photos
 from hf_vit.data.fingerprints import content_fingerprint, file_states, hash_images, note_duplicates, states_fingerprint
 from hf_vit.data.fractals import Fractals
 from hf_vit.data.image_data import ImageData, get_tables, make_streams
 from hf_vit.data.images import ImageScan, keep_good, note_dark_images, scan_images, short_name
-from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabeled, note_similar_names
+from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabeled, list_column, note_similar_names
 from hf_vit.data.reading import (
     Columns,
     NamedColumns,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 # Shards of a streamed folder, and so the highest number of loader workers or processes that can read it together.
 _SHARDS = 16
+_KEPT_BYTES = 256 << 20
 
 
 def load_data(
@@ -51,6 +54,8 @@ def load_data(
     multi_label: bool = False,
     target: Target | None = "label",
     seed: int = SPLIT_SEED,
+    check: bool = True,
+    keep: bool = False,
 ) -> ImageData:
     """Load labeled images by name, path or Hub id, and check them before any training.
 
@@ -73,6 +78,9 @@ def load_data(
             in, synthetic), folders laid out as ADE20K (masks) or COCO (objects), a COCO file (.json), and parquet files
             and Hub data sets with a column of masks or objects.
         seed: of the cut if validation or test are missing. The built-in splits are fixed.
+        check: decode every image now. Without it only hash, header and end of PNG and JPEG files are looked at, and
+            damaged pixels raise UserError when they are read. `skip_bad_images` always checks.
+        keep: keep the decoded pixels if they are at most 256 MiB, so that training need not decode them again.
 
     Returns:
         The data. Missing validation and test splits were cut from train, about 10% each, by a hash of every image's
@@ -99,14 +107,19 @@ def load_data(
     if goal != "label":
         if streaming:
             raise UserError(f"the {goal} of '{data_source.name}' cannot be read as a stream; leave --streaming out")
-        data = _load_tables(data_source, read_dense(data_source, opened, selection, goal), skip_bad_images, seed)
+        data = _load_tables(
+            data_source, read_dense(data_source, opened, selection, goal), skip_bad_images, seed, True, False
+        )
     else:
         raw = read_labels(data_source, opened, selection, streaming=streaming)
         if streaming and is_table:
             data = _stream_files(data_source, raw, skip_bad_images, seed)
         else:
-            load = _stream_tables if streaming else _load_tables
-            data = load(data_source, _number_labels(data_source.name, raw), skip_bad_images, seed)
+            tables = _number_labels(data_source.name, raw)
+            if streaming:
+                data = _stream_tables(data_source, tables, skip_bad_images, seed)
+            else:
+                data = _load_tables(data_source, tables, skip_bad_images, seed, check or skip_bad_images, keep)
     if data.multi_label and not multi_label:
         raise UserError(
             f"'{data.name}' is multi-label, but this needs one class per image; use hf-vit finetune without a "
@@ -214,13 +227,18 @@ def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool
     return _shuffle_streams(data, False) if streaming else data
 
 
-def _load_tables(source: DataSource, tables: ImageTables, skip_bad_images: bool, seed: int) -> ImageData:
+def _load_tables(
+    source: DataSource, tables: ImageTables, skip_bad_images: bool, seed: int, check: bool, keep: bool
+) -> ImageData:
     """Return tables as data: scan every image, leave out bad ones, and cut missing splits."""
     import datasets
 
     scans: dict[str, list[ImageScan]] = {}
+    kept_bytes = _KEPT_BYTES if keep else 0
     for split, table in tables.images.items():
-        scans[split] = scan_images(table, split, partial(tables.annotate, split))
+        annotate = partial(tables.annotate, split) if tables.target != "label" else None
+        scans[split] = scan_images(table, split, annotate, decode=check, kept_bytes=kept_bytes)
+        kept_bytes -= sum(len(scan.pixels or b"") for scan in scans[split])
     rows, bad = keep_good(scans, (1, 1), skip_bad_images)
     good_scans = {split: [scans[split][row] for row in rows[split]] for split in scans}
     tables.conclude(good_scans)
@@ -279,7 +297,9 @@ def _number_labels(name: str, raw: RawTables) -> ImageTables:
         numbers = [classes.get_number(value, f"image {row} of split {split}") for row, value in enumerate(values)]
         table = raw.splits[split].select_columns([column])
         table = table.rename_columns({} if column == "image" else {column: "image"})
-        images[split] = table.add_column("label", numbers, feature=List(kind) if multi_label else kind)
+        # An array, because `datasets` hashes a list one number at a time.
+        number_column: Any = numbers if multi_label else np.asarray(numbers)
+        images[split] = table.add_column("label", number_column, feature=List(kind) if multi_label else kind)
     return ImageTables(images, classes.names, notes, raw.revision, multi_label)
 
 
@@ -305,7 +325,7 @@ def _set_splits(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> Non
     digests = hash_images(train) if scans is None else [image.digest for image in scans]
     labels, names = [0] * len(train), ["image"]  # images with masks or objects are cut as if they had one class
     if data.target == "label":
-        labels, names = list(train["label"]), data.label_names
+        labels, names = list_column(train, "label"), data.label_names
     rows_by_split, notes = cut_rows(digests, labels, names, data.cut, seed=seed)
     cut_tables = {split: train.select(rows) for split, rows in rows_by_split.items()}
     data.splits = {split: cut_tables[split] if split in cut_tables else splits[split] for split in SPLITS}

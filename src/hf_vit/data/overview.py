@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from hf_vit.data.annotations import IGNORED
 from hf_vit.data.image_data import ImageData, get_tables
 from hf_vit.data.images import to_rgb
-from hf_vit.data.labels import classes_of
+from hf_vit.data.labels import classes_of, list_column
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -83,7 +83,7 @@ def _count_classes(data: ImageData, split: str) -> Counter[int]:
     """Count the images, pixels or objects of every class in a split."""
     counts: Counter[int] = Counter()
     if data.target == "label":
-        for label in cast("list[int]", list(cast("Dataset", data.splits[split])["label"])):
+        for label in list_column(cast("Dataset", data.splits[split]), "label"):
             counts.update(classes_of(label))
     for image in data.seen[split] if data.target != "label" else ():
         counts.update(image.annotation.amounts if image.annotation else {})
@@ -105,7 +105,7 @@ def contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Im
         return _draw_annotated_sheet(data, columns, 2 * side)
     table: Any = data.splits.get("train") or next(iter(data.splits.values()))
     rows: dict[int, list[int]] = {}
-    for row, labels in enumerate(cast("Sequence[int]", table["label"])):
+    for row, labels in enumerate(list_column(table, "label")):
         for label in classes_of(labels):
             if label < _MAX_CLASSES and len(rows.setdefault(label, [])) < columns:
                 rows[label].append(row)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_vit.data.files import FileNames, refuse_text
-from hf_vit.data.idx import read_idx_split
+from hf_vit.data.idx import read_idx_split, store_images
 from hf_vit.data.images import ImageScan, note_dark_images, open_image, raise_bad_image, short_name
 from hf_vit.data.labels import LabelMap, normalize_label, normalize_name, summarize_names, type_labels
 from hf_vit.data.sources import DataSource
@@ -142,12 +142,12 @@ class RawTables:
 
 def image_table(paths: "Iterable[str | Path]") -> "Dataset":
     """Return a table with an undecoded column "image" whose rows name the files."""
-    from datasets import Dataset, Features, Image
+    import pyarrow as pa
 
-    stored_images = [{"bytes": None, "path": str(path)} for path in paths]
-    for row in stored_images:
-        refuse_text(str(row["path"]))
-    return Dataset.from_dict({"image": stored_images}, features=Features({"image": Image(decode=False)}))
+    names = list(map(str, paths))
+    for name in names:
+        refuse_text(name)
+    return store_images([pa.nulls(len(names), pa.binary())], [pa.array(names, pa.string())])
 
 
 def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
@@ -309,7 +309,7 @@ def _read_folder(source: DataSource) -> RawTables:
     splits: dict[str, Dataset] = {}
     labels: dict[str, list[str]] = {}
     for split in (name for name in SPLITS if name in source.folder):
-        rows = [(path, label) for label, paths in sorted(source.folder[split].items()) for path in sorted(paths)]
+        rows = [(path, label) for label, paths in sorted(source.folder[split].items()) for path in paths]
         splits[split], labels[split] = image_table(path for path, _ in rows), [label for _, label in rows]
     return RawTables(splits, label_names=names, labels=labels)
 

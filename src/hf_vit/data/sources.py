@@ -230,7 +230,8 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
     if not images:
         contents = f"no images (only {count_suffixes(parts[-1] for parts in files)})" if files else "no files"
         raise UserError(f"'{source}' holds {contents}; give one folder of images per class, parquet files or tar files")
-    notes = note_ignored_files([parts[-1] for parts in files if not _has_image_name(parts)], name)
+    ignored = [] if len(images) == len(files) else [parts[-1] for parts in files if not _has_image_name(parts)]
+    notes = note_ignored_files(ignored, name)
     split_folders = {parts[0] for parts in images if len(parts) > 2 and split_name(parts[0])}
     others = sorted({parts[0] for parts in folders if not split_name(parts[0])})
     if split_folders and others:
@@ -254,8 +255,9 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
             notes.append(f"ignored {number} beside the class folders in '{folder_name}'")
         if empty := sorted(set(names) - {parts[depth] for parts in images_below if len(parts) > depth + 1}):
             raise UserError(f"class folder '{folder_name}/{empty[0]}' holds no images; add some, or remove the folder")
+        normalized = {label: normalize_name(label) or label for label in names}
         classes = layout.setdefault(split_name(prefix[0]) or "" if prefix else "train", {})
         for parts in images_below:
             if len(parts) > depth + 1:
-                classes.setdefault(normalize_name(parts[depth]) or parts[depth], []).append(root.joinpath(*parts))
+                classes.setdefault(normalized[parts[depth]], []).append(root / "/".join(parts))
     return DataSource("folder", name, folder=layout, notes=notes)

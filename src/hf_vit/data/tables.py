@@ -71,7 +71,8 @@ class ImageTables:
 
     def select_rows(self, split: str, rows: Sequence[int]) -> "Dataset":
         """Return a table with the columns of `ImageData`, "image" undecoded, for the rows of good images."""
-        return self.images[split].select(rows)
+        table = self.images[split]
+        return table if len(rows) == len(table) else table.select(np.asarray(rows))
 
     def conclude(self, scans: Mapping[str, Sequence[ImageScan]]) -> None:
         """Complete the classes and notes from the scans of all good images.

@@ -208,6 +208,7 @@ def embed(
             seed=seed,
             image_column=image_column,
             label_column=label_column,
+            check=False,
         )
         selected = list(dict.fromkeys(splits or images.splits))
         if optimize and features is None and max_num_patches is None and not (ray is not None and ray.gpus):

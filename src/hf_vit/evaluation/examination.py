@@ -14,6 +14,7 @@ from transformers import BatchFeature
 
 from hf_vit.data import ImageData
 from hf_vit.data.fingerprints import hash_file, refuse_changed, short_digests
+from hf_vit.data.labels import list_column
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.frame import make_thumbnail
 from hf_vit.evaluation.reading import (
@@ -177,7 +178,7 @@ class Examination:
         table: Any = self.data.split(split)
         if not hasattr(table, "__len__"):
             raise UserError(f"'{self.data.name}' is a stream, so images cannot be selected; leave --streaming out")
-        return np.asarray(table["label"], dtype=np.int64)
+        return np.asarray(list_column(table, "label"), dtype=np.int64)
 
     def features(self, split: str, rows: Sequence[int] | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Compute pre-logits [n, D] of n images (hidden size D) and their classes [n], for a split or some rows.

@@ -6,10 +6,11 @@ Only URLs that the user typed are opened; URLs in downloaded files are treated a
 import os
 import re
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -84,10 +85,16 @@ def match_objects(pattern: str) -> list[Path]:
 def read_sizes(files: Iterable[Path]) -> dict[Path, int]:
     """Return the sizes in bytes of those files that exist; every folder of a store is listed once."""
     file_sizes: dict[Path, int] = {}
-    for folder, paths in groupby(sorted(files, key=str), key=attrgetter("parent")):
-        if not is_store_url(folder):
-            file_sizes |= {path: path.stat().st_size for path in paths if os.path.isfile(path)}
+    stored: list[Path] = []
+    for path in files:
+        if is_store_url(path):
+            stored.append(path)
             continue
+        with suppress(OSError, ValueError):
+            status = os.stat(path)
+            if S_ISREG(status.st_mode):
+                file_sizes[path] = status.st_size
+    for folder, paths in groupby(sorted(stored, key=str), key=attrgetter("parent")):
         store = _refresh(folder)
         with explain_store_errors(folder, "listed"):
             try:

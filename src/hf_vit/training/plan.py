@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, TrainingArguments, ViTImageProcessor
 
 from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageData
+from hf_vit.data.labels import list_column
 from hf_vit.environment import cpu_capabilities, emulates_bfloat16, pick_device
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
@@ -247,7 +248,7 @@ def configure_weights(run: Run) -> dict[str, Any]:
         settings["compute_loss_func"] = BinaryCrossEntropy(recipe.bce_threshold)
     if recipe.class_weights or recipe.balanced_sampling:
         # `hf_vit.training.run.check` has refused streams, whose labels are unknown.
-        labels = list(cast(Any, run.data.split("train"))["label"])
+        labels = list_column(cast(Any, run.data.split("train")), "label")
         balanced = WeightedCrossEntropy.balanced(labels, len(run.data.label_names))
         if recipe.class_weights:
             settings["compute_loss_func"] = balanced

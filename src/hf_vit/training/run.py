@@ -235,6 +235,7 @@ def open_start(job: Job, report: Say, *, multi_label: bool = False, target: Targ
         label_column=options.label_column,
         multi_label=multi_label,
         target=target,
+        keep=True,
     )
     images = check_images(images, source.config.patch_stride, options.skip_bad_images)
     for note in (*images.notes, *note_imbalance(images)):

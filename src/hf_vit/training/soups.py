@@ -126,7 +126,7 @@ def make_soup(
         for other in loaded[1:]:
             _require_same_config(loaded[0], other)
         reading: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
-        reading |= dict(image_size=loaded[0].image_size, skip_bad_images=skip_bad_images)
+        reading |= dict(image_size=loaded[0].image_size, skip_bad_images=skip_bad_images, check=False)
         images = None if data is None else load_data(data, **reading)
 
         def measure(model: nn.Module, split: str) -> ProtocolRun | None:

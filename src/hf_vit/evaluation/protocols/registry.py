@@ -177,7 +177,7 @@ def evaluate_protocol(
                 data = load_vtab(data, seed)
             else:
                 reading |= dict(multi_label=protocol == "multi-label", target=TARGETS.get(protocol, "label"))
-                data = load_data(data, image_size=subject.image_size, **reading)
+                data = load_data(data, image_size=subject.image_size, **reading, check=False)
         if ray is not None and data.readers:
             raise UserError("--streaming and --runner ray cannot be combined; leave one of them out")
         counts = [number for number in (data.num_examples(split), num_images) if number is not None]
