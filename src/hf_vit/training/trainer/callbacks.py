@@ -65,7 +65,7 @@ class LoggedProgress(TrainerCallback):
 
     def __init__(self, step_loss: Callable[[], float], report: Callable[[str], None] | None = None) -> None:
         self._step_loss = step_loss
-        self._report = report or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._print_line = report or (lambda line: print(line, file=sys.stderr, flush=True))
         self._logged: dict[str, float] = {}
         self._begin = self._last = 0.0
         self._first_step = 0
@@ -103,7 +103,7 @@ class LoggedProgress(TrainerCallback):
         images = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         remaining = round(seconds / steps * (state.max_steps - state.global_step))
         throughput = f"{images / seconds:,.1f} images/s, {timedelta(seconds=remaining)} left"
-        self._report(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join([*news, throughput])}")
+        self._print_line(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join([*news, throughput])}")
 
 
 class Clock(TrainerCallback, ExportableState):
