@@ -66,6 +66,8 @@ def find_origin(shapes: Shapes, file_name: str, companions: Companions = NO_COMP
     if isinstance(architecture, str):  # a model of timm, whose name shows more than its keys
         name = architecture.partition(".")[0]
         timm.refuse_foreign(name)
+        if timm.has_rmsnorm(name, config) and timm.RMSNORM.recognizes(shapes):
+            return timm.RMSNORM
         if timm_eva.has_architecture(name) and timm_eva.EVA.recognizes(shapes):
             return timm_eva.EVA  # some of these files have the keys of the original code
         if aim.is_timm_architecture(name) and aim.TIMM_AIMV2.recognizes(shapes):

@@ -53,7 +53,8 @@ EXCEPTIONS: dict[str, Fields] = {
     r"vit_base_patch16_gap_224": {"num_attention_heads": 16},
     r"vit_giant_patch14_(reg\d_)?(dinov2|tipsv2)": {"hidden_act": "silu"},
     r"test_vit2?": {"num_attention_heads": 2},
-    r"test_vit3": {"num_attention_heads": 3},
+    r"test_vit[34]": {"num_attention_heads": 3},
+    r"vit_\w+_rpn_\d+": {"norm_after_branches": True},
     r"vit_\w+_clip_quickgelu_\d+": {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
     r"vit_\w+_clip_\d+": {"layer_norm_eps": 1e-5},
 }
@@ -61,6 +62,7 @@ EXCEPTIONS: dict[str, Fields] = {
 ARGUMENTS: dict[str, Fields] = {
     r"vit_\w+_radio_.+|vit_intern300m_.+": {"final_norm": False},
     r"test_vit3": {"pool_include_prefix": True},
+    r"test_vit4": {"norm_layer": "rmsnorm"},
 }
 _RMS = "norms that do not subtract the mean (RMSNorm)"
 # Architecture -> its feature that no model here has, even if its keys are those of a plain ViT.
@@ -68,12 +70,10 @@ UNSUPPORTED_FEATURES: dict[str, str] = {
     r"vit_\w+_sapiens2(_.*)?": "queries that share keys, and LayerScale after attention alone",
     r"beit(v2)?(_.+)?": "a learned bias of relative positions in its attention, also for the class token",
     r"samvit_.+": "attention in windows with relative positions (SAM)",
-    r"vit_\w+_rpn_\d+": "LayerNorms after attention and MLP instead of before them",
     r"vit_\w+_xp_\d+": f"parallel attention and MLP, and {_RMS}",
     r"vit_dp\w+|vit_pwee_.+|vit_\w+_\d+x[2-9]_\d+": "parallel attention and MLP in a block",
     r"vit_d(little|wee)_.+": "differential attention",
     r"vit_\w+_(mci|resnet\d+d)(_.+)?": "another stem than BiT's ResNet (ResNet-D, MobileCLIP)",
-    r"test_vit4": _RMS,
     r"g(mixer|mlp)_.+|resmlp_.+": "another mix of tokens than the MLP-Mixer's (gates, or affine layers)",
     r"resnetv2_\d+(d|t)?(_(evos|frn|gn))?": "another ResNetV2 than BiT's (batch norms or other stems)",
 }
@@ -352,6 +352,8 @@ def argument_fields(arguments: Mapping[str, Any], has_special: bool) -> Fields:
             fields["hidden_act"] = ACTIVATIONS[value]
         elif name == "global_pool" and isinstance(value, str) and value in POOLINGS:
             fields["pooling"] = POOLINGS[value]
+        elif (name, value) == ("norm_layer", "rmsnorm"):
+            continue  # see `RMSNORM`
         elif name == "pool_include_prefix" and not (arguments["global_pool"] == "avg" and has_special):
             continue  # `_refuse_unlikely` checks it; it does not matter for a class token alone
         else:
@@ -397,6 +399,29 @@ VIT = Origin(
     },
     foreign_heads={r"(head|fc|classifier)\.(?!(weight|bias)$).+": "a head of several layers"},
     package="timm",
+)
+
+# The same with norms that do not subtract the mean, which only config.json tells from other norms without a bias.
+
+
+def has_rmsnorm(architecture: str, config: Mapping[str, Any]) -> bool:
+    """Return whether timm's ViT of this architecture and config.json has RMSNorms."""
+    arguments: object = config.get("model_args")
+    given = _find_fields(ARGUMENTS, architecture) | (arguments if isinstance(arguments, dict) else {})
+    return given.get("norm_layer") == "rmsnorm"
+
+
+def _declared_rmsnorm(companions: Companions, shapes: Shapes) -> Declared:
+    """Return the facts in the config.json of a model with RMSNorms."""
+    facts = declared(companions, shapes)
+    return replace(facts, fields={**facts.fields, "norm_type": "rmsnorm", "layer_norm_eps": 1e-6})
+
+
+RMSNORM = replace(
+    VIT,
+    rules=tuple(rule for rule in RULES if not re.fullmatch(r"(.+\.)?(norm\d?|fc_norm|norm_pre)\.bias", rule.key)),
+    declared=_declared_rmsnorm,
+    lacking={},
 )
 
 # NaFlexVit, for images in their own shape: patches come as vectors, and the position table has its grid. How the table

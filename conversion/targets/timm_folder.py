@@ -48,7 +48,7 @@ _EXPRESSED = {
     "pooling": tuple(_POOLINGS),
     **dict.fromkeys(("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value"), ANY),
     **dict.fromkeys(("use_distillation_token", "use_distillation_head", "stem_patch_size"), ANY),
-    **dict.fromkeys(("num_register_tokens", "norm_before_layers", "norm_after_pooling", "mlp_type"), ANY),
+    **dict.fromkeys(("num_register_tokens", "norm_before_layers", "norm_after_pooling", "mlp_type", "norm_type"), ANY),
     "layer_norm_eps": (1e-6, 1e-5),
     "stage_depths": tuple(HYBRIDS),
     "stem_width": (STEM_WIDTH,),
@@ -77,6 +77,8 @@ def _vit_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     has_own_architecture = _is_hybrid(config) or config.use_distillation_token
     if (config.layer_norm_eps, config.mlp_type) not in (list(PLAIN)[:1] if has_own_architecture else PLAIN):
         return {f"layer_norm_eps={config.layer_norm_eps} with mlp_type={config.mlp_type!r} in one architecture": True}
+    if config.norm_type == "rmsnorm" and (has_own_architecture or config.layer_norm_eps != 1e-6):
+        return {"norm_type='rmsnorm' with a stem, a distillation token or another eps than 1e-6": True}
     if config.mlp_type == "swiglu" and config.pooling.startswith("map") and config.hidden_act != "silu":
         head = "the MAP head of a model with mlp_type='swiglu' (timm has 'silu')"
         return {f"hidden_act={config.hidden_act!r} in {head}": True}
@@ -102,6 +104,7 @@ def _vit_arguments(config: Any) -> dict[str, Any]:
         "pre_norm": config.norm_before_layers,
         "final_norm": config.norm_after_pooling is not None,
         "fc_norm": bool(config.norm_after_pooling),
+        **({"norm_layer": "rmsnorm"} if config.norm_type == "rmsnorm" else {}),
         **({"reg_tokens": config.num_register_tokens} if config.num_register_tokens else {}),
         **({"pool_include_prefix": True} if includes_special_tokens else {}),
     }
@@ -211,7 +214,7 @@ def _naflex_arguments(config: Any) -> dict[str, Any]:
 NAFLEX = Kind(
     "timm's NaFlexVit",
     timm_tables.NAFLEX,
-    {**VIT.expresses, "layer_norm_eps": (1e-6,), "mlp_type": ("dense",)},
+    {**VIT.expresses, "layer_norm_eps": (1e-6,), "mlp_type": ("dense",), "norm_type": ("layernorm",)},
     lambda config, has_head: {
         "position_on_class_token other than False": config.has_class_token and config.position_on_class_token
     },

@@ -11,11 +11,11 @@ import pytest
 import timm
 import torch
 from originals.pytorch import of_timm, save_timm
-from timm.layers import GELUTanh, GluMlp, QuickGELU
+from timm.layers import GELUTanh, GluMlp, QuickGELU, RmsNorm
 from timm.models import model_entrypoint
 from timm.models.naflexvit import batch_patchify
-from timm.models.vision_transformer import Attention, Block, LayerNorm, Mlp
-from timm.models.vision_transformer_relpos import RelPosBlock
+from timm.models.vision_transformer import Attention, Block, LayerNorm, Mlp, ResPostBlock
+from timm.models.vision_transformer_relpos import RelPosBlock, ResPostRelPosBlock
 from torch import nn
 
 import hf_vit
@@ -136,13 +136,24 @@ def comes_back(result: Any, folder: Path) -> None:
     assert torch.equal(ours(images).logits, back(images).logits)
 
 
+NORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "aimv2": ("aimv2_large_patch14_224", {}, {"norm_on_patches": True}),
+    "norms after branches": ("vit_base_patch16_rpn_224", {}, {"norm_after_branches": True}),
+    "RMSNorm": ("test_vit4", {}, {"norm_type": "rmsnorm", "norm_after_pooling": True}),
+    "RMSNorm by argument": ("vit_base_patch16_224", {"norm_layer": "rmsnorm", "global_pool": "map", "pre_norm": True,
+        "class_token": False}, {"norm_type": "rmsnorm", "pooling": "map"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NORMS)
 @torch.no_grad()
-def test_aimv2(tmp_path: Path):
-    arguments = {"embed_dim": 64, "num_heads": 2, "img_size": 20}
-    model = of_timm("aimv2_large_patch14_224", **arguments)
+def test_other_norms(case: str, tmp_path: Path):
+    name, options, fields = NORMS[case]
+    arguments = {"embed_dim": 64, "num_heads": 2, "img_size": 20, **options}
+    model = of_timm(name, **arguments)
     source = save_timm(model, tmp_path / "saved", model_args={**arguments, "depth": 2})
     result = conversion.convert(source, tmp_path / "out")
-    assert result.plan.origin == "timm_aimv2"
+    assert {name: getattr(result.plan.config, name) for name in fields} == fields
     ours = result.plan.model_class.from_pretrained(result.output).double().eval()
     images = torch.randn(2, 3, 20, 20, dtype=torch.float64)
     expected = model.double()(images)
@@ -325,16 +336,16 @@ def built(name: str) -> Any:
 def is_expressible(model: Any) -> bool:
     """Whether the models here have all that this one has, judged by timm's modules, not by names of keys."""
     block = model.blocks[0]
-    if type(block) is RelPosBlock:
+    if type(block) in (RelPosBlock, ResPostRelPosBlock):
         return True
-    if type(block) is not Block or type(block.attn) is not Attention:
+    if type(block) not in (Block, ResPostBlock) or type(block.attn) is not Attention:
         return False
     inside = (block.attn.q_norm, block.attn.norm, block.mlp.norm)
-    plain = all(isinstance(norm, nn.Identity) for norm in inside) and type(block.norm1) is LayerNorm
+    plain = all(isinstance(norm, nn.Identity) for norm in inside) and type(block.norm1) in (LayerNorm, RmsNorm)
     is_swiglu = type(block.mlp) is GluMlp and isinstance(block.mlp.act, nn.SiLU) and not block.mlp.gate_last
     stem = getattr(model.patch_embed, "backbone", None)
     stems = stem is None or any("StdConv2d" in type(part).__name__ for part in stem.modules())
-    norms = all(type(norm) in (LayerNorm, nn.Identity) for norm in (model.norm, model.fc_norm))
+    norms = all(type(norm) in (LayerNorm, RmsNorm, nn.Identity) for norm in (model.norm, model.fc_norm))
     pooled = model.global_pool == "map" or (model.global_pool in ("token", "avg") and not model.pool_include_prefix)
     return plain and (type(block.mlp) is Mlp or is_swiglu) and stems and norms and pooled
 
@@ -361,7 +372,9 @@ def test_architecture_is_understood_or_refused(name: str):
             plan_of(name)
         return
     plan, block = plan_of(name), model.blocks[0]
-    config, is_relative = plan.config, type(block) is RelPosBlock
+    config, is_relative = plan.config, type(block) in (RelPosBlock, ResPostRelPosBlock)
+    assert config.norm_after_branches == (type(block) in (ResPostBlock, ResPostRelPosBlock))
+    assert config.norm_type == ("rmsnorm" if type(block.norm1) is RmsNorm else "layernorm")
     assert config.num_attention_heads == block.attn.num_heads
     assert config.mlp_type == ("swiglu" if type(block.mlp) is GluMlp else "dense")
     assert config.hidden_act == ACTIVATIONS[type(block.mlp.act)]
@@ -384,7 +397,8 @@ def test_architecture_is_understood_or_refused(name: str):
     of_registers = config.num_register_tokens and not model.no_embed_class
     assert config.position_on_class_token == ("with_registers" if of_registers else on_special)
     assert config.qkv_bias == (block.attn.qkv.bias is not None)
-    assert (config.layer_scale_init_value is not None) == (not isinstance(block.ls1, nn.Identity))
+    scale = getattr(block, "ls1", nn.Identity())
+    assert (config.layer_scale_init_value is not None) == (not isinstance(scale, nn.Identity))
     assert config.grid == tuple(model.patch_embed.grid_size)
     assert sum(torch.Size(row.parameter_shape).numel() for row in plan.rows) == sum(
         p.numel() for p in model.parameters()
