@@ -1,7 +1,7 @@
 """`hf-vit embed --runner ray` while its processes, machines and images fail: one row an image, or one line.
 
 A cluster is Ray's own of several nodes on one machine. What is killed is replaced; what ends the command is made good
-by the same command; and the files are those of one process, byte by byte.
+by the same command; and the files have the rows of one process in its order, with embeddings equal within 1e-6.
 """
 
 import random
@@ -83,10 +83,15 @@ class Run(Launch):
         return code
 
     def check_files(self) -> None:
-        whole = {path.name: path.read_bytes() for path in (self.place / "whole").glob("*.parquet")}
-        mine = {path.name: path.read_bytes() for path in self.output.glob("*.parquet")}
+        whole = {path.name: parquet.read_table(path) for path in (self.place / "whole").glob("*.parquet")}
+        mine = {path.name: parquet.read_table(path) for path in self.output.glob("*.parquet")}
         assert mine.keys() == whole.keys(), f"{len(mine)} of {len(whole)} files: {self.text[-300:]}"
-        assert mine == whole, "other bytes"
+        for name, table in whole.items():
+            assert mine[name].schema.equals(table.schema, check_metadata=True), f"{name} has another schema"
+            assert mine[name].drop("embedding").equals(table.drop("embedding")), f"{name} has other rows"
+            # An actor may have another number of threads than one process, which changes the last digits.
+            vectors = [np.array(one["embedding"].to_pylist()) for one in (mine[name], table)]
+            np.testing.assert_allclose(*vectors, rtol=1e-6, atol=1e-6, err_msg=name)
         assert (self.output / "manifest.json").is_file()
 
     def check_done(self) -> str:
@@ -130,7 +135,7 @@ def strike(place: Path, case: str) -> str:
     if kind == "Ctrl-C":
         run.processes[0].send_signal(signal.SIGINT)
         assert run.end_alone() == 130, run.text[-400:]
-        assert "the same command goes on" in run.text
+        assert "run the same command again to continue" in run.text
         assert Run(place, run.output.name).check_done() == "same files"
         return "one line, the same command: same files"
     if kind in SERVERS:
@@ -193,7 +198,7 @@ def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
 
 CAMPAIGN = Campaign(
     name="ray_faults",
-    promise="whatever fails of Ray, the files are those of one process, byte by byte, or there is one line and the "
+    promise="whatever fails of Ray, the files have the rows of one process, or there is one line and the "
     "same command does the rest",
     cases=cases,
     prepare=prepare,

@@ -12,12 +12,13 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from PIL import Image
 from pydantic import BaseModel
+from transformers import PreTrainedModel
 
 from hf_vit.conversion.exporting import export
 from hf_vit.conversion.targets.graphs.certificate import NAME as CERTIFICATE
@@ -224,7 +225,7 @@ def _write_images(source: str, folder: Path) -> tuple[list[Path], DataFact]:
     split = "test" if "test" in data.splits else next(iter(data.splits))
     rows: Any = data.split(split)
     folder.mkdir()
-    files = [folder / f"{number:04}.png" for number in range(min(MAX_IMAGES, data.num_examples(split)))]
+    files = [folder / f"{number:04}.png" for number in range(min(MAX_IMAGES, len(rows)))]
     for number, file in enumerate(files):
         to_rgb(rows[number]["image"]).save(file)
     return files, DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=len(files))
@@ -265,7 +266,7 @@ def _run_graph(runtime: Runtime, loaded: LoadedModel, files: Sequence[Path], scr
     target = find_target(runtime.target)
     with _doors_open():
         target.require_libraries()
-        target.refuse_inexpressible(loaded.model)
+        target.refuse_inexpressible(cast(PreTrainedModel, loaded.model))
     export(scratch / "model", folder := scratch / runtime.target, runtime.target)
     certificate = Certificate.read(folder / CERTIFICATE)
     assert certificate is not None

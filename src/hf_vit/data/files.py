@@ -52,7 +52,7 @@ def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]
     return sorted(files), sorted(folders)
 
 
-def refuse_name(path: str | os.PathLike[str]) -> None:
+def refuse_name(path: object) -> None:
     """Raise UserError if a file name is not valid UTF-8, because no table or report could hold it."""
     try:
         str(path).encode()

@@ -94,7 +94,7 @@ class EndpointHandler:
         if unknown := sorted(set(parameters) - set(self.parameters)):
             known = ", ".join(self.parameters) or "none"
             raise ValueError(f"unknown parameter {unknown[0]!r} for {self.task}; parameters: {known}")
-        options = {"top_k": 5, "function_to_apply": None, "threshold": 0.5} | parameters
+        options: dict[str, Any] = {"top_k": 5, "function_to_apply": None, "threshold": 0.5} | parameters
         functions = (None, "softmax", "sigmoid", "none")
         if options["function_to_apply"] not in functions:
             raise ValueError(f"function_to_apply is {options['function_to_apply']!r}; give softmax, sigmoid or none")
@@ -260,7 +260,7 @@ class _PublicConnection(http.client.HTTPSConnection):
 
     def connect(self) -> None:
         # The checked address itself is connected to: another look-up could give another one.
-        addresses = [entry[4][0] for entry in socket.getaddrinfo(self.host, self.port, socket.AF_INET)]
+        addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(self.host, self.port, socket.AF_INET)]
         if not all(ipaddress.ip_address(address).is_global for address in addresses):
             raise ValueError("the host's address is not public")
         plain = socket.create_connection((addresses[0], self.port), self.timeout)

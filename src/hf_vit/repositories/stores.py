@@ -25,7 +25,7 @@ class StoreError(UserError):
     """A store could not be reached or did not answer, so it is unknown what it holds."""
 
 
-def is_store_url(path: str | os.PathLike[str]) -> bool:
+def is_store_url(path: object) -> bool:
     """Return whether this is a URL of an object store."""
     scheme, is_url, _ = str(path).partition("://")
     return bool(is_url) and scheme in STORES
