@@ -478,7 +478,7 @@ def collect_facts(
 ) -> dict[str, Any]:
     """Return the values of the conversion's record in facts.json."""
     facts: dict[str, Any] = {
-        "sha256": reader.sha256(),
+        **reader.digests(),
         "origin": plan.origin,
         "keys": {"in_file": len(reader.shapes), "used": len(plan.consumed), "ignored": len(plan.ignored)},
         "ignored": dict(Counter(plan.ignored.values())),

@@ -148,6 +148,10 @@ class CheckpointReader(ABC):
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 digests that the record of a conversion has."""
+        return {"sha256": self.sha256()}
+
     def _check_floats(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor; raise a UserError if it is not floating point or has values that are not finite."""
         if tensor.dtype not in FLOATS:
@@ -501,9 +505,9 @@ class HeadedReader(CheckpointReader):
             raise UserError(f"{self.path.name} has a linear head already; leave out --head {self._head_path.name}")
         return self._backbone.shapes | {f"{_LINEAR_HEAD}{key}": shape for key, shape in self._head.shapes.items()}
 
-    def sha256(self) -> str:
-        """Return the digest of the backbone's file."""
-        return self._backbone.sha256()
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the backbone and of the head."""
+        return self._backbone.digests() | {"linear_head_sha256": self._head.sha256()}
 
     def read_floats(self, key: str) -> torch.Tensor:
         reader = self._head if key.startswith(_LINEAR_HEAD) else self._backbone

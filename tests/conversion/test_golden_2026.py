@@ -1,5 +1,7 @@
 """Converted models give the digits of the original PyTorch code, at every recorded size and in both precisions."""
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -195,6 +197,10 @@ def test_linear_head_reads_class_token_and_mean(case: str, in_one_file: bool, go
         torch.save({"weight": weight, "bias": bias}, options["head"])
     result = conversion.convert(source, tmp_path / "model", **options)
     assert result.plan.config.pooling == "token_and_gap"
+    (record,) = json.loads((tmp_path / "model/facts.json").read_text())
+    files = {"sha256": source} if in_one_file else {"sha256": source, "linear_head_sha256": options["head"]}
+    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    assert {name: value for name, value in record["values"].items() if "sha256" in name} == digests
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "model", dtype=torch.float64).eval()
     for size in (name.removeprefix("images_") for name in recorded if name.startswith("images_")):
         with torch.no_grad():
