@@ -52,6 +52,20 @@ def test_commands_that_pages_show_can_be_typed(page: Path):
             command.make_context("hf-vit", words)
 
 
+def test_messages_name_only_options_that_exist():
+    commands, known = [typer.main.get_command(build_app())], {"--help"}
+    for command in commands:  # grows by the commands of each group
+        commands += getattr(command, "commands", {}).values()
+        for parameter in command.params:
+            known |= {*parameter.opts, *parameter.secondary_opts, f"--{parameter.name}", f"--{parameter.name}"[:-1]}
+    pages = runpy.run_path(str(DOCS / "texts.py"))
+    foreign = {"--directory", "--force-reinstall", "--num-cpus", "--upgrade", "--user-data-dir"}  # of other programs
+    for path in pages["source_files"]():
+        for line, _, text in pages["texts"](path):
+            unknown = {*re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)} - known - foreign
+            assert not unknown, f"{path}:{line}"
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_rooms_are_shown_by_their_public_names(room: str):
     assert importlib.import_module(f"hf_vit.{room}").__all__

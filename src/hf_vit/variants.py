@@ -190,7 +190,7 @@ def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
     if match is None or match[2] not in VARIANTS:
         suggestions = difflib.get_close_matches(name, variant_names(), n=3, cutoff=0.3) or variant_names()
         raise UserError(
-            f"unknown variant '{name}'; names have the form SIZE/PATCH, for example {', '.join(suggestions)}"
+            f"the variant '{name}' is unknown; give one of the form SIZE/PATCH, such as {', '.join(suggestions)}"
         )
     fields = {**_width_fields(VARIANTS[match[2]]), "patch_size": int(match[3]), **overrides}
     return _build_config({"Axial-": "axial", "Local-": "local"}.get(match[1], "plain"), fields)

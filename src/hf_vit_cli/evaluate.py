@@ -51,7 +51,7 @@ def evaluate(
         "real: file real.json with the ReaL labels, from github.com/google-research/reassessed-imagenet.",
         metavar="FILE",
     ),
-    mappings: str | None = opt(None, "objectnet: folder mappings of objectnet-1.0.", metavar="DIR"),
+    mappings: str | None = opt(None, "objectnet: the folder 'mappings' of objectnet-1.0.", metavar="DIR"),
     **shared: Any,
 ) -> None:
     """Evaluate a model: accuracy, calibration, results per class; mIoU of masks, AP of boxes; or another protocol."""

@@ -382,7 +382,7 @@ FEWEST = int(np.bincount(make_data().splits["train"]["label"]).min())
             r"split 'validation' is already used.*--no-temp",
         ),
         (calibration, without("validation"), {}, r"cannot be fitted: .*no split 'validation'.*--no-temperature"),
-        (calibration, None, {"temperature": False, "bins": 0}, "--bins is 0"),
+        (calibration, None, {"temperature": False, "bins": 0}, "bins=0 is too small"),
         (few_shot, None, {}, rf"has {FEWEST} training images, too few for 25 shots; give --shots"),
         (few_shot, None, {"split": "train", "shots": (1,)}, "split 'train' is already used for fitting"),
         (few_shot, None, {"shots": (0,)}, "at least 1"),
@@ -397,13 +397,13 @@ FEWEST = int(np.bincount(make_data().splits["train"]["label"]).min())
             "split 'train' has only 72 images; give at most 72",
         ),
         (nearest_neighbors, None, {"neighbors": ()}, "at least 1"),
-        (patch_drop, None, {"shares": ()}, r"must be from 0 to 1"),
-        (patch_drop, None, {"shares": (1.2,)}, r"must be from 0 to 1"),
-        (patch_drop, None, {"fill": "white"}, "--fill 'white' is unknown; choose mean or black"),
-        (patch_drop, None, {"orders": ("best",)}, r"--orders is \['best'\]; choose from random, salient"),
+        (patch_drop, None, {"shares": ()}, r"give numbers from 0 to 1"),
+        (patch_drop, None, {"shares": (1.2,)}, r"give numbers from 0 to 1"),
+        (patch_drop, None, {"fill": "white"}, "--fill white is unknown; choose mean or black"),
+        (patch_drop, None, {"orders": ("best",)}, r"orders=\['best'\] is unknown; choose from random, salient"),
         (patch_drop, None, {"patch_size": 90}, "do not fit images of 8x8 px"),
         *(
-            (robustness, None, options, "but epsilons must be above 0 and at most 255")
+            (robustness, None, options, "give epsilons above 0 and at most 255")
             for options in ({"epsilons": ()}, {"epsilons": (0,)}, {"epsilons": (300,)}, {"steps": 0})
         ),
         (

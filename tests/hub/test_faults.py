@@ -183,7 +183,7 @@ def test_no_right_to_write(hub: Loopback, xet_client: Client, folder: Path, make
     message = refused(hub, xet_client, folder, token="hf_bob_write")
     assert "has no right to create it: give bob/my-vit" in message
     message = refused(hub, xet_client, folder, token="hf_bob_write", repo_id="acme/vit")
-    assert "become a writing member of acme" in message
+    assert "ask acme for write access" in message
     xet_client.run("hub.jobs:push", folder=str(folder))
     other = make_model("other", seed=5)
     for token in ("hf_alice_read", "hf_bob_write"):

@@ -198,7 +198,7 @@ NEAREST = {
 @pytest.mark.parametrize(("name", "nearest"), NEAREST.items())
 def test_unknown_names_get_the_nearest(name: str, nearest: str):
     with pytest.raises(
-        UserError, match=f"unknown variant '{re.escape(name)}'; names have the form SIZE/PATCH"
+        UserError, match=f"the variant '{re.escape(name)}' is unknown; give one of the form SIZE/PATCH"
     ) as error:
         variant_config(name)
     assert nearest in str(error.value)

@@ -61,9 +61,9 @@ def refused(command, tmp_path, colours, monkeypatch):
         (("--image-size", "0"), "--image-size '0' is not a size"),
         (("--image-size", "2"), "Ti/4 cannot be built with these settings: image_size=2 does not fit patch_size=4"),
         (("--device", "nonsense"), "device 'nonsense' cannot be used"),
-        (("--recipe", "default-smal"), "unknown recipe 'default-smal'; did you mean default-small"),
-        (("--model", "Tu/16"), "unknown variant 'Tu/16'.*Ti/16"),
-        (("--model", "nothing"), "unknown variant 'nothing'"),
+        (("--recipe", "default-smal"), "the recipe 'default-smal' is unknown; did you mean default-small"),
+        (("--model", "Tu/16"), "the variant 'Tu/16' is unknown.*Ti/16"),
+        (("--model", "nothing"), "the variant 'nothing' is unknown"),
         (("--model", "nobody/nothing"), "no folder or variant nobody/nothing, and it cannot be loaded from the Hub: "),
         (("--data", "no-such-folder-here"), "no-such-folder-here"),
         (

@@ -315,7 +315,7 @@ def _read_map(source: str | Path | Mapping[str, Sequence[str]] | None) -> Mappin
     except FileNotFoundError as error:
         raise UserError(f"the class map {source} does not exist; check the path") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"the class map {source} is not valid JSON: {error}; correct it") from error
+        raise UserError(f"the class map {source} is not valid JSON ({error}); correct it there") from error
 
     def is_label_list(labels: Any) -> bool:
         return isinstance(labels, list) and bool(labels) and all(isinstance(label, str) for label in labels)

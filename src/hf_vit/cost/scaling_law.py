@@ -251,7 +251,7 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
         try:
             entries = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path.name} is not valid JSON: {error}; correct it") from error
+            raise UserError(f"{path.name} is not valid JSON ({error}); correct it there") from error
         if not isinstance(entries, list):
             example = '[{"compute": 1, "error": 0.5}, ...] or [[1, 0.5], ...]'
             raise UserError(f"{path.name} holds JSON, but not a list; write {example}")

@@ -394,7 +394,7 @@ def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[
                 raise UserError(f"row {number} of {file.name} has the key '{column}' twice; remove or rename one")
         if not isinstance(row.get(image), str) or not row[image]:
             raise UserError(
-                f"row {number} of {file.name} has {row.get(image)!r} in the column {image}, not a file name; correct it"
+                f"row {number} of {file.name} has {row.get(image)!r} in the column {image}; write an image file's name"
             )
     labels = used_columns.labels({column: [row.get(column) for row in rows] for column in used_columns.label_columns})
     for row, raw_label in zip(rows, labels, strict=True):

@@ -40,7 +40,7 @@ class Tiles:
         overlap, margin = self.overlap, self.margin
         if min(*self.image_size, *self.tile_size) < 1:
             sizes = f"{self.tile_size} px in an image of {self.image_size} px"
-            raise UserError(f"tiles of {sizes} are not possible, all sides need at least 1 px; choose larger --tiles")
+            raise UserError(f"tiles of {sizes} are not possible; give sides of at least 1 px")
         if not 0 <= overlap < min(self.tile_size):
             raise UserError(
                 f"the tiles overlap by {overlap} px, but tiles of this size need 0 to {min(self.tile_size) - 1} "

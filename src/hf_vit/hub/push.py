@@ -359,7 +359,7 @@ class Push:
         if namespace != self.user and roles.get(namespace, "none") in ("none", "read"):
             raise UserError(
                 f"{self.repo_id} does not exist or cannot be seen, and {self.token_source} (of {self.user}) has no "
-                f"right to create it: give {self.user}/{name}, or become a writing member of {namespace}"
+                f"right to create it; push to {self.user}/{name}, or ask {namespace} for write access"
             )
 
     # The push

@@ -165,7 +165,7 @@ def refuse_huge(config: object, name: str) -> None:
         if key in _MAX_COUNTS and isinstance(value, int) and value > _MAX_COUNTS[key]:
             raise UserError(
                 f"{CONFIG} of {name} has {key}={value!s:.20}, but hf_vit loads models with at most "
-                f"{_MAX_COUNTS[key]:,}; check the value and correct it"
+                f"{_MAX_COUNTS[key]:,}; correct this field"
             )
 
 

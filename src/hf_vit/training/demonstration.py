@@ -105,7 +105,7 @@ def demonstrate(
         if comparison.predicted_here != comparison.predicted_without_package or comparison.largest_difference > 1e-4:
             raise UserError(
                 "a new process without hf_vit computes probabilities that differ by up to "
-                f"{comparison.largest_difference:.2g}; please report this with the output of hf-vit env"
+                f"{comparison.largest_difference:.2g}; please report this with the output of hf-vit --version"
             )
 
 

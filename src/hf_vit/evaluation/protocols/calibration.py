@@ -152,7 +152,7 @@ def calibration(
     Only the logits of `fit_split` are in memory, n x K x 8 bytes.
     """
     if bins < 1:
-        raise UserError(f"--bins is {bins}, but it must be at least 1; choose a larger number")
+        raise UserError(f"bins={bins} is too small; give at least 1 bin")
     fitted = None
     if temperature:
         try:

@@ -73,8 +73,8 @@ def linear_probe(
     """
     if not strengths or min(strengths) <= 0 or (choose_split is None and len(strengths) != 1):
         raise UserError(
-            f"--strengths is {list(strengths)}, but it must hold positive numbers, and only one if the data "
-            "has no validation split; correct it"
+            f"strengths={list(strengths)} cannot be used; give numbers above 0, and only one if the data has no "
+            "validation split"
         )
     splits = [examination.require_fit_split(name) for name in (learn_split, choose_split) if name is not None]
     (train_features, labels), *selection = (examination.depth_features(name) for name in splits)  # [] or one
@@ -181,7 +181,7 @@ def nearest_neighbors(
 
     sizes = sorted(set(neighbors))
     if not sizes or sizes[0] < 1:
-        raise UserError(f"--neighbors is {list(neighbors)}, but all must be at least 1; correct it")
+        raise UserError(f"--neighbors {list(neighbors)} cannot be used; give numbers of at least 1")
     features, labels = examination.features(examination.require_fit_split(learn_split))
     if sizes[-1] > len(labels):
         raise UserError(f"split '{learn_split}' has only {len(labels)} images; give at most {len(labels)} --neighbors")
@@ -289,8 +289,8 @@ def few_shot(
     """
     if trials < 1 or not shots or min(shots) < 1 or l2 <= 0:
         raise UserError(
-            f"--trials is {trials}, --shots {list(shots)} and --l2 {l2}, but at least 1 trial, 1 shot and an "
-            "l2 above 0 are needed; correct them"
+            f"--trials {trials}, --shots {list(shots)} and l2={l2} cannot be used; give at least 1 trial and 1 shot, "
+            "and an l2 above 0"
         )
     labels = examination.labels(examination.require_fit_split(learn_split))
     names, sizes = examination.data.label_names, sorted(set(shots))

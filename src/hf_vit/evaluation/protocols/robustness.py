@@ -125,8 +125,8 @@ def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS
     sizes = sorted(set(map(float, epsilons)))
     if not sizes or sizes[0] <= 0 or sizes[-1] > 255 or steps < 1:
         raise UserError(
-            f"--epsilons is {list(epsilons)} and --steps {steps}, but epsilons must be above 0 and at most "
-            "255 (in 1/255) and steps at least 1; correct them"
+            f"--epsilons {list(epsilons)} and --steps {steps} cannot be used; give epsilons above 0 and at most 255 "
+            "(in 1/255), and at least 1 step"
         )
     check_differentiable(examination.subject)
     scale, model = PixelScale.measure(examination.subject), examination.subject.model
@@ -226,11 +226,11 @@ def patch_drop(
     """
     sorted_shares = sorted(set(map(float, shares)))
     if not sorted_shares or sorted_shares[0] < 0 or sorted_shares[-1] > 1:
-        raise UserError(f"--shares is {list(shares)}, but shares must be from 0 to 1; correct it")
+        raise UserError(f"shares={list(shares)} cannot be used; give numbers from 0 to 1")
     if fill not in ("mean", "black"):
-        raise UserError(f"--fill '{fill}' is unknown; choose mean or black")
+        raise UserError(f"--fill {fill} is unknown; choose mean or black")
     if not orders or set(orders) - set(ORDERS):
-        raise UserError(f"--orders is {list(orders)}; choose from {', '.join(ORDERS)}")
+        raise UserError(f"orders={list(orders)} is unknown; choose from {', '.join(ORDERS)}")
     check_differentiable(examination.subject)
     scale, model = PixelScale.measure(examination.subject), examination.subject.model
     hits, images, patch = {order: np.zeros(len(sorted_shares)) for order in orders}, 0, (0, 0)

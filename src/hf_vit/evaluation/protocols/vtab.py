@@ -759,7 +759,7 @@ def vtab(examination: Examination, *, strengths: Sequence[float] = STRENGTHS) ->
     if not isinstance(data, VtabData):
         raise UserError(f"'{data.name}' is not a VTAB folder; give the folder with VTAB's tasks with --data")
     if not strengths or min(strengths) <= 0:
-        raise UserError(f"--strengths is {list(strengths)}, but all must be above 0; correct it")
+        raise UserError(f"strengths={list(strengths)} cannot be used; give numbers above 0")
     accuracy: dict[str, float] = {}
     strengths_by_task: dict[str, float] = {}
     num_images = unfinished = 0

@@ -460,5 +460,7 @@ def find_recipe(name: str) -> Recipe:
     """
     if name not in RECIPES:
         similar = difflib.get_close_matches(name, RECIPES, n=2, cutoff=0.3) or list(RECIPES)
-        raise UserError(f"unknown recipe '{name}'; did you mean {' or '.join(similar)}? (hf-vit recipes lists all)")
+        raise UserError(
+            f"the recipe '{name}' is unknown; did you mean {' or '.join(similar)}? (hf-vit recipes lists all)"
+        )
     return RECIPES[name]
