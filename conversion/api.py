@@ -517,7 +517,7 @@ def describe(result: ConversionResult) -> str:
     if verification is not None:
         worst = [f"{check.precision} {check.difference:.1e} at {check.stage}" for check in verification.worst_checks()]
         count = f"{len(verification.checks)} recorded arrays agree"
-        lines.append(f"verified: {count}; closest to its tolerance: {', '.join(worst)}")
+        lines.append(f"verified: {count}; largest differences relative to the tolerance: {', '.join(worst)}")
         lines += [f"not compared: {array} ({reason})" for array, reason in verification.skipped.items()]
     return "\n".join([*lines, f"saved in {result.output} after {result.seconds:.1f} s"])
 

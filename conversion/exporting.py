@@ -107,7 +107,9 @@ def export(
             )
         if mode is not None:
             refuse_regression(loaded, str(model), "--quantize", "leave it out")
-        input_form = ENCODED if decoding else IMAGES if preprocessing else target.takes
+        input_form = IMAGES if preprocessing else target.takes
+        if decoding:
+            input_form = ENCODED
         size, calibration = as_pair(loaded.config.image_size), None
         if calibrate is not None:
             calibration = Calibration.load(calibrate, processor, size, input_form)

@@ -367,8 +367,8 @@ class TorchReader(CheckpointReader):
         total, size = sum(4 * tensor.numel() for tensor in self._tensors.values()), self.path.stat().st_size
         if total > MAX_GROWTH * size:
             raise UserError(
-                f"{self.path.name} would grow from {size} to {total} bytes when loaded, because its tensors share "
-                "memory; save tensor.clone() of each instead"
+                f"{self.path.name} has {size:,} bytes, but its tensors need {total:,}, because they share memory; "
+                "save tensor.clone() of each instead"
             )
         self._storage_uses = Counter(tensor.untyped_storage().data_ptr() for tensor in self._tensors.values())
         return {key: tuple(tensor.shape) for key, tensor in self._tensors.items()}

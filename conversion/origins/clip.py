@@ -354,7 +354,7 @@ def _configure_perception_encoder(network: Network) -> Fields:
         "norm_after_pooling": False if "norm" in parts else None,
         "layer_scale_init_value": 0.1 if "layer_scale" in parts else None,
         "use_class_token": has_class,
-        "pooling": "map" if "map" in parts else "token" if has_class else "gap",
+        "pooling": "map" if "map" in parts else ("token" if has_class else "gap"),
         "pooling_num_heads": 8 if "map" in parts else None,
         "pooling_intermediate_size": dims["X"] if "map" in parts else None,
         "position_interpolation": "bilinear",

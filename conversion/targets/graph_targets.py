@@ -80,6 +80,7 @@ class _GraphTarget(Target):
         tolerance = self.tolerance(outgoing.config)
         certificate = certify(outgoing, self.runtime, _sizes_to_compare(outgoing), tolerance, _describe_sizes(outgoing))
         if not certificate.holds() and certificate.largest_difference <= tolerance:
+            # The caller reports larger differences of the results; here only the preprocessed images differ.
             raise UserError(
                 f"the graph resizes images differently from the image processor ({certificate.describe()}), so "
                 "nothing was written; please report this"
@@ -283,10 +284,10 @@ def _describe_sizes(outgoing: OutgoingModel) -> str:
     """Return the image sizes that the graph takes, in words."""
     if outgoing.takes != PIXEL_VALUES:
         return "all"
-    size, needs_multiples = _one_size(outgoing), only_whole_patches(outgoing.sizes)
-    prefix = "" if size is not None else "multiples of " if needs_multiples else "at least "
-    height, width = size or outgoing.sizes.patch_stride
-    return f"{prefix}{height}x{width} px"
+    if (size := _one_size(outgoing)) is not None:
+        return f"{size[0]}x{size[1]} px"
+    height, width = outgoing.sizes.patch_stride
+    return f"{'multiples of' if only_whole_patches(outgoing.sizes) else 'at least'} {height}x{width} px"
 
 
 def _sizes_to_compare(outgoing: OutgoingModel) -> list[tuple[int, int]]:

@@ -271,7 +271,9 @@ def own_class(config: Mapping[str, Any], model_class: type[PreTrainedModel] | No
     if not classes or saved_class is not None:
         return None
     path_with_code = next((str(member) for member in auto_map.values() if str(member).endswith(f".{name}")), None)
-    return path_with_code or name if model_class is None else None if path_with_code else name
+    if model_class is None:
+        return path_with_code or name
+    return None if path_with_code else name
 
 
 def refuse_own_class(config: Mapping[str, Any], name: str) -> None:

@@ -251,7 +251,8 @@ def load_config(context: typer.Context, file: Path | None) -> None:
     is_switch = {param.name: getattr(param, "is_flag", False) for param in context.command.params}
     defaults: dict[str, Any] = {}
     for key, value in options.items():
-        name = _replace_old_name(f"--{key}".replace("_", "-"))[2:].replace("-", "_")
+        flag = _replace_old_name(f"--{key}".replace("_", "-"))
+        name = flag.removeprefix("--").replace("-", "_")
         if name not in is_switch:
             close_names = get_close_matches(name, is_switch, 1)
             context.fail(

@@ -675,7 +675,8 @@ def _convert(field: Field[Any], value: Any, command: str) -> Any:
                 need = "a finite number"
             elif int in parts and not number.is_integer():
                 need = "a whole number"
-            value = value if need else int(number) if int in parts else number
+            if not need:
+                value = int(number) if int in parts else number
     except (TypeError, ValueError):
         need = "a valid number"
     if need:

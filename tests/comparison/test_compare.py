@@ -171,7 +171,7 @@ def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, da
     for changes, message in (
         ({"corruptions": ("rain",)}, "corruption rain is unknown"),
         ({"severity": 6}, "severity 6 is out of range"),
-        ({"epsilons": (0.0,)}, "needs steps above 0"),
+        ({"epsilons": (0.0,)}, "are not all above 0"),
         ({"batch_size": 0}, "batch_size is 0, but at least 1 is needed"),
         ({"speed_turns": -1}, "speed_turns is -1"),
     ):

@@ -191,8 +191,8 @@ BAD: list[tuple[Any, str]] = [
     ({"inputs": []}, "the request has 0 images"),
     ({"inputs": ["x"] * 257}, "the request has 257 images"),
     ({}, 'the request has no "inputs"'),
-    ({"inputs": "", "parameters": {"top_k": 0}}, "top_k must be at least 1"),
-    ({"inputs": "", "parameters": {"top_k": "two"}}, "must be numbers"),
+    ({"inputs": "", "parameters": {"top_k": 0}}, "top_k is 0 and threshold 0.5; give at least 1, and 0 to 1"),
+    ({"inputs": "", "parameters": {"top_k": "two"}}, "top_k is 'two' and threshold 0.5; give numbers"),
     ({"inputs": "", "parameters": {"threshold": 0.5}}, "unknown parameter 'threshold' for image-classification"),
     ({"inputs": "", "parameters": {"function_to_apply": "tanh"}}, "function_to_apply is 'tanh'"),
 ]

@@ -345,7 +345,9 @@ def verify(folder: Path) -> Certificate:
         with np.load(folder / RESULTS) as arrays:
             results = [torch.from_numpy(arrays[name]) for name in arrays.files]
         if len(results) != len(certificate.checks):
-            raise ValueError(f"it holds {len(results)} results for {len(certificate.checks)} checks")
+            raise ValueError(
+                f"{RESULTS} holds {len(results)} results, but {NAME} lists {len(certificate.checks)} checks"
+            )
     except (OSError, ValueError, BadZipFile) as error:
         raise UserError(
             f"{file.name} or {RESULTS} in {folder} is missing or damaged; export the model again with hf-vit export"

@@ -52,14 +52,17 @@ def _unfold(input: torch.Tensor, dimension: int, size: int, step: int) -> torch.
 
 
 def _adaptive_avg_pool2d(input: torch.Tensor, output_size: Any) -> torch.Tensor:
-    """Multiply by matrices of shares, as the exporter would keep the windows of the traced size."""
+    """Multiply by averaging matrices, as the exporter would keep the windows of the traced size."""
     rows, columns = (output_size, output_size) if isinstance(output_size, int) else output_size
-    row_shares, column_shares = _shares(rows, input.shape[2]), _shares(columns, input.shape[3])
-    return row_shares.to(input.dtype) @ input @ column_shares.T.to(input.dtype)
+    over_rows, over_columns = _averaging_matrix(rows, input.shape[2]), _averaging_matrix(columns, input.shape[3])
+    return over_rows.to(input.dtype) @ input @ over_columns.T.to(input.dtype)
 
 
-def _shares(number: int, side: int) -> torch.Tensor:
-    """Return the share of each cell in each of the means, [number, side]."""
+def _averaging_matrix(number: int, side: int) -> torch.Tensor:
+    """Return the matrix [number, side] that averages `side` cells to `number` means, as adaptive pooling does.
+
+    Mean i covers the cells from floor(i * side / number) to before ceil((i + 1) * side / number).
+    """
     index, cell = torch.arange(number)[:, None], torch.arange(side)
     start, end = index * side // number, ((index + 1) * side + number - 1) // number
     return ((cell >= start) & (cell < end)) / (end - start)

@@ -63,11 +63,13 @@ class HeadMaps(AttentionAnalysis):
         """Return a plot of the first image and its maps."""
         image, maps = self._pixels[0][0], arrays["maps"][0]
         layers, heads = maps.shape[:2]
-        figure = new_figure(0.9 * (heads + 2) + 0.6, 0.9 * max(layers, 2) + 0.4)
+        map_inches, label_inches, title_inches = 0.9, 0.6, 0.4
+        # The image covers two rows and two columns at the left of the maps.
+        figure = new_figure(map_inches * (heads + 2) + label_inches, map_inches * max(layers, 2) + title_inches)
         grid = figure.add_gridspec(layers, heads + 2)
-        axes = figure.add_subplot(grid[: min(2, layers), :2])
-        axes.imshow(image, interpolation="nearest")
-        axes.set_axis_off()
+        image_axes = figure.add_subplot(grid[: min(2, layers), :2])
+        image_axes.imshow(image, interpolation="nearest")
+        image_axes.set_axis_off()
         for layer in range(layers):
             for head in range(heads):
                 axes = figure.add_subplot(grid[layer, head + 2])

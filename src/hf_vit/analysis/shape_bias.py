@@ -34,7 +34,9 @@ def count_decisions(
     """Return [C, 3]: for every shape class the number of predictions [n] by shape, by texture and by neither."""
     counts = np.zeros((num_classes, len(DECISIONS)), dtype=np.int64)
     for prediction, shape, texture in zip(predictions.tolist(), shapes, textures, strict=True):
-        decision = "shape" if prediction == shape else "texture" if prediction == texture else "other"
+        decision = "texture" if prediction == texture else "other"
+        if prediction == shape:
+            decision = "shape"
         counts[shape, DECISIONS.index(decision)] += 1
     return counts
 

@@ -51,8 +51,8 @@ class ComparisonSettings:
             raise UserError(f"the severity {self.severity} is out of range; choose 1 to 5")
         if min(self.epsilons, default=1.0) <= 0:
             raise UserError(
-                f"the epsilons are {list(self.epsilons)}, but FGSM needs steps above 0; give them in 1/255 of the "
-                "range of pixels, such as 1 and 4"
+                f"the epsilons {list(self.epsilons)} are not all above 0; give the sizes of FGSM's steps in units of "
+                "1/255, such as 1 and 4"
             )
         for name in ("robustness_images", "probe_images", "batch_size", "speed_batch_size"):
             value = getattr(self, name)

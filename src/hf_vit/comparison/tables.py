@@ -164,8 +164,11 @@ def draw_comparison(results: Sequence[ModelResult], speed: SpeedResult | None) -
     """Draw accuracy with interval, calibration, robustness and speed per model; below them, accuracy against FLOPs."""
     has_robustness = any(result.clean is not None for result in results)
     panels = 2 + has_robustness + (speed is not None)
-    figure = new_figure(3.1 * panels + 2, 1.2 + 0.32 * len(results) + 3.4)
-    grid = figure.add_gridspec(2, panels, height_ratios=[0.8 + 0.32 * len(results), 3.4])
+    # Sizes in inches: a panel has a row per model; below the panels is a scatter plot.
+    panel_width, names_width, scatter_height, margin = 3.1, 2, 3.4, 0.4
+    panel_height = 0.8 + 0.32 * len(results)
+    figure = new_figure(panel_width * panels + names_width, panel_height + scatter_height + margin)
+    grid = figure.add_gridspec(2, panels, height_ratios=[panel_height, scatter_height])
     axes = [figure.add_subplot(grid[0, column]) for column in range(panels)]
     shares = [result.top1 for result in results]
     _draw_intervals(axes[0], [(100 * top1.low, 100 * top1.value, 100 * top1.high) for top1 in shares], "tab:blue")

@@ -226,7 +226,9 @@ def cost_summary(
             raise UserError(f"{name} {value:g} is out of range; give a finite number above 0")
     if images is None and epochs is not None:
         raise UserError("--epochs was given without --images; also give --images, the size of the training set")
-    total_images = images * (1 if epochs is None else epochs) if images is not None else run.images if run else None
+    total_images = run.images if run else None
+    if images is not None:
+        total_images = images * (1 if epochs is None else epochs)
     flops = None if total_images is None else count_training(config, total_images, image_size, task)
     options: dict[str, Any] = {"devices": devices, "utilisation": utilisation, "price": price}
     options = {name: value for name, value in options.items() if value is not None}

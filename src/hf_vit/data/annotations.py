@@ -89,7 +89,9 @@ def encode_mask(mask: Any, height: int, width: int, object_name: str) -> dict[st
         from pycocotools import mask as mask_api
     except ImportError as error:
         raise UserError("masks of objects need pycocotools; install it with pip install 'hf-vit[dense]'") from error
-    encode = _encode_polygons if not isinstance(mask, dict) else _encode_file if "bytes" in mask else _encode_lengths
+    encode = _encode_polygons
+    if isinstance(mask, dict):
+        encode = _encode_file if "bytes" in mask else _encode_lengths
     try:
         encoded = encode(mask_api, mask, height, width)
         if not mask_api.area(encoded):

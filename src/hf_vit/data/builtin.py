@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -122,7 +122,7 @@ def digits(image_size: tuple[int, int] | None = None) -> Builtin:
     images: dict[str, list[_Row]] = {}
     for split, rows in split_stratified(labels, _DIGIT_PARTS, seed=0).items():
         images[split] = [
-            (f"digit-{row:04d}.pgm", pixels[row].tobytes(), Image.fromarray(pixels[row]), int(labels[row]))
+            _Row(f"digit-{row:04d}.pgm", pixels[row].tobytes(), Image.fromarray(pixels[row]), int(labels[row]))
             for row in rows.tolist()
         ]
     return _build_tables(images, [str(digit) for digit in range(10)], image_size)
@@ -144,13 +144,18 @@ def photos(image_size: tuple[int, int] | None = None) -> Builtin:
         path = _find_photograph(file)
         source, photograph = hashlib.sha256(path.read_bytes()).hexdigest(), decode_image(path)
         for split, number, box in crop_boxes(frame or (0, 0, *photograph.size), seed=label):
-            image_name, hashed = f"{name}-{split}-{number:03d}.ppm", f"{source} {box}".encode()
-            images[split].append((image_name, hashed, photograph.crop(box), label))
+            image_name, identity = f"{name}-{split}-{number:03d}.ppm", f"{source} {box}".encode()
+            images[split].append(_Row(image_name, identity, photograph.crop(box), label))
     return _build_tables(images, [name for name, _, _ in PHOTOGRAPHS], image_size)
 
 
-# Name, bytes to hash, picture, class number.
-_Row = tuple[str, bytes, Image.Image, int]
+class _Row(NamedTuple):
+    """An image before it is resized; `identity` are the bytes that its digest is computed from."""
+
+    name: str
+    identity: bytes
+    image: Image.Image
+    label: int
 
 
 def _build_tables(
@@ -160,15 +165,15 @@ def _build_tables(
     splits: dict[str, Dataset] = {}
     scans: dict[str, list[ImageScan]] = {}
     for split, rows in images_by_split.items():
-        images = [image for _, _, image, _ in rows]
+        images = [row.image for row in rows]
         if image_size is not None:
             images = [image.resize((image_size[1], image_size[0]), Image.Resampling.BILINEAR) for image in images]
         scans[split] = [
-            ImageScan(name, hashlib.sha256(hashed).hexdigest(), image.height, image.width)
-            for (name, hashed, _, _), image in zip(rows, images, strict=True)
+            ImageScan(row.name, hashlib.sha256(row.identity).hexdigest(), image.height, image.width)
+            for row, image in zip(rows, images, strict=True)
         ]
         files = [encode_netpbm(image.tobytes(), image.size, image.mode) for image in images]
-        splits[split] = make_table(files, scans[split], [label for *_, label in rows], names)
+        splits[split] = make_table(files, scans[split], [row.label for row in rows], names)
     return Builtin(splits, names, scans)
 
 

@@ -178,14 +178,15 @@ class _DensePredictions(_FileWork):
         """Predict an image in tiles, a batch at a time, and join the outputs."""
         from hf_vit.data.tiles import Tiles
 
-        tiles = Tiles((image.height, image.width), subject.input_size, min(subject.input_size) // 4)
-        crops, predicted = tiles.crops(image), list[Any]()
+        overlap = min(subject.input_size) // 4
+        tiles = Tiles((image.height, image.width), subject.input_size, overlap)
+        crops, outputs = tiles.crops(image), list[Any]()
         while batch := list(islice(crops, self.batch_size)):
-            predicted += self._predict(subject, batch)
+            outputs += self._predict(subject, batch)
         if len(tiles) == 1:
-            return predicted[0]
+            return outputs[0]
         is_segmented = get_dense_task(subject.model) == "segmentation"
-        return tiles.join_classes(predicted) if is_segmented else tiles.join_boxes(predicted)
+        return tiles.join_classes(outputs) if is_segmented else tiles.join_boxes(outputs)
 
     def _predict(self, subject: LoadedModel, images: "Sequence[Image]") -> list[Any]:
         """Return for every image the class of every pixel, [H, W], or the tensors of its objects; on the CPU."""
@@ -243,9 +244,9 @@ def iterate_predictions(
         subject, paths, top, threshold, batch_size, skip_bad_images, tiles, draft: see `hf_vit.evaluation.predict`.
     """
     if top < 1:
-        raise UserError(f"--top is {top}, but it must be at least 1; choose a larger number")
+        raise UserError(f"--top {top} is too small; give at least 1")
     if not 0 <= threshold < 1:
-        raise UserError(f"--threshold is {threshold}, but it must be at least 0 and below 1; choose such a number")
+        raise UserError(f"--threshold {threshold} is out of range; give a score from 0 to below 1")
     files, prepare = list(list_image_files(paths)), subject.prepare
     if get_dense_task(subject.model) is not None:
         work, prepare = _DensePredictions(batch_size, skip_bad_images, None, threshold, tiles), list

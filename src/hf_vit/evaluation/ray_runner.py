@@ -181,7 +181,9 @@ class _Model:
         # The arrays are copied, because shared memory is read-only.
         arrays = {key.removeprefix("pixels "): array[0] for key, array in batch.items() if "pixels" in key}
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        pixel_values = tensors[""] if "" in tensors else BatchFeature(tensors) if tensors else None
+        pixel_values = BatchFeature(tensors) if tensors else None
+        if "" in tensors:  # images of one size are a single array without a name
+            pixel_values = tensors[""]
         return work.answer(pixel_values, rest, self.subject)
 
     def _load(self) -> "LoadedModel":

@@ -102,9 +102,11 @@ class EndpointHandler:
             top_k = options["top_k"] = None if options["top_k"] is None else int(options["top_k"])
             threshold = options["threshold"] = float(options["threshold"])
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError("top_k and threshold must be numbers") from error
+            raise ValueError(
+                f"top_k is {options['top_k']!r} and threshold {options['threshold']!r}; give numbers, such as 5 and 0.5"
+            ) from error
         if (top_k is not None and top_k < 1) or not 0 <= threshold <= 1:
-            raise ValueError("top_k must be at least 1, and threshold from 0 to 1")
+            raise ValueError(f"top_k is {top_k} and threshold {threshold}; give at least 1, and 0 to 1")
         return options
 
     def _answer(self, images: Sequence[Image.Image], options: dict[str, Any]) -> list[Any]:

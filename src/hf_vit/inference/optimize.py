@@ -104,7 +104,9 @@ def optimize_for_inference(
     runtime, graph_changes = choose_engine(engine, model, placement, options), list[Change]()
     is_emulated = dtype == torch.bfloat16 and device.type == "cpu" and emulates_bfloat16()
     # A compiler cannot read packed weights, and precomputes by itself what depends only on weights.
-    finish = as_built if compile else pack if quantize is None else partial(pack, in_int8=True)
+    finish = pack if quantize is None else partial(pack, in_int8=True)
+    if compile:
+        finish = as_built
     with enough_memory("the model's weights a second time", "use the model as it is, or a machine with more memory"):
         plan = make_plan(model, torch.float32 if is_emulated or quantize is not None else dtype, finish)
         if runtime is not None:

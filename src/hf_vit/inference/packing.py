@@ -232,7 +232,7 @@ class ProductAttention(FusedAttention):
     def interface(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute attention by products where nothing is masked and the sizes suit, else as the model was loaded."""
+        """Compute attention by products if nothing is masked and they are faster for this size, else as loaded."""
         pairs_per_image = query.shape[1] * query.shape[2] * key.shape[2]
         needs_mask = mask is not None or self.is_causal or "position_bias" in kwargs
         has_suitable_size = pairs_per_image <= _MOST_PAIRS and len(query) * pairs_per_image >= _FEWEST_PAIRS

@@ -165,10 +165,10 @@ class DetectionMeter:
     def _to_cpu(self, image: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the tensors that torchmetrics takes, on the CPU."""
         keys = ["boxes", "labels", *(key for key in ("scores", "iscrowd", "area") if key in image)]
-        plain = {key: image[key].detach().cpu() for key in keys}
+        tensors = {key: image[key].detach().cpu() for key in keys}
         if self.with_masks:
-            plain["masks"] = image["masks"].detach().cpu().bool()
-        return plain
+            tensors["masks"] = image["masks"].detach().cpu().bool()
+        return tensors
 
 
 _SIDE_PX = 320  # of an image in a plot

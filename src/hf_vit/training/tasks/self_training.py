@@ -198,8 +198,8 @@ class SelfTraining(TaughtTask):
 def balance_rows(confidence: torch.Tensor, classes: torch.Tensor, per_class: int, seed: int) -> list[int]:
     """Return the rows of `per_class` images of every class (arXiv 1911.04252, section 3.1, filtering and balancing).
 
-    A class with more images has those with the highest `confidence` [U] in its class of `classes` [U]; a class with
-    fewer images has all of them, repeatedly.
+    Of a class with more images, those with the highest `confidence` [n] are kept; the images of a smaller class are
+    repeated. `classes` [n] are the pseudo-labels of all n images.
     """
     rows: list[int] = []
     for label in classes.unique().tolist():

@@ -64,8 +64,10 @@ def number_layers(model: nn.Module) -> dict[str, int]:
     highest = {index * groups // depth: index + 1 for index in range(depth)}
     numbers: dict[str, int] = {}
     for name in backbone_names:
-        block = _LAYER.search(name)
-        numbers[name] = highest[int(block[1])] if block else 0 if _EMBEDDINGS.search(name) else depth + 1
+        if block := _LAYER.search(name):
+            numbers[name] = highest[int(block[1])]
+        else:
+            numbers[name] = 0 if _EMBEDDINGS.search(name) else depth + 1
     return dict.fromkeys(names, depth + 1) | numbers
 
 
