@@ -282,10 +282,8 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, 
                 if plan.has_head and config.has_distillation_head:  # the mean of both heads, as in the classifier
                     logits = (logits + model.distillation_classifier(output.last_hidden_state[:, 1])) / 2
                 if config.position_embedding == "learned":
-                    position_embeddings, rows = (
-                        body.embeddings.position_embeddings.detach(),
-                        body.embeddings.num_special_rows,
-                    )
+                    position_embeddings = body.embeddings.position_embeddings.detach()
+                    rows = body.embeddings.num_special_rows
                     h, w = stages["embedding"].shape[1:3]
                     first_row = rows if is_attached_later else 0
                     stages["posemb_in"] = position_embeddings[:, first_row:]
@@ -527,7 +525,9 @@ def assumption(plan: Plan) -> str | None:
     if not plan.assumed:
         return None
     options = [option for name, option in (DECLARED | {"image_size": "--image-size"}).items() if name in plan.assumed]
-    remedies = [f"set it ({', '.join(options)})"] if options else []
+    remedies = [f"give the right value ({', '.join(options)})"] if options else []
+    if "labels" in plan.assumed:
+        remedies.append("write the names of the classes into id2label of the new config.json")
     if "layer_norm_eps" in plan.assumed or "hidden_act" in plan.assumed:
         remedies.append("give the folder with the config.json of these weights")
     hint = f"; if that is wrong, {' or '.join(remedies)}" if remedies else ""

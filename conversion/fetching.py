@@ -225,7 +225,9 @@ def download(url: str, *, checked_later: bool = False) -> Path:
         return sum(file.stat().st_size for file in folder.glob("*/*"))
 
     with WeakFileLock(folder / ".lock"):
-        num_failures, most_bytes, versions = 0, count_bytes(), set[str | None]()
+        num_failures = 0
+        most_bytes = count_bytes()
+        versions = set[str | None]()
         while True:
             try:
                 return try_download(url, folder, checked_later, versions)

@@ -279,7 +279,8 @@ class NpzReader(CheckpointReader):
                 f"'{info.filename}' in {self.path.name} holds Python objects, which are never loaded; save its numbers "
                 "as float32 with numpy.savez"
             )
-        needed_bytes, stored_bytes = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
+        needed_bytes = math.prod(shape) * dtype.itemsize
+        stored_bytes = info.file_size - file.tell()
         if needed_bytes != stored_bytes:
             raise ValueError(f"its shape {list(shape)} in {dtype} needs {needed_bytes} bytes, but has {stored_bytes}")
         return Member(info, tuple(int(side) for side in shape), dtype, bool(is_fortran), file.tell())
@@ -364,7 +365,8 @@ class TorchReader(CheckpointReader):
         for key, tensor in self._tensors.items():
             if _overlaps_itself(tensor):
                 raise UserError(f"'{key}' in {self.path.name} has elements that share memory; save tensor.clone()")
-        total, size = sum(4 * tensor.numel() for tensor in self._tensors.values()), self.path.stat().st_size
+        total = sum(4 * tensor.numel() for tensor in self._tensors.values())
+        size = self.path.stat().st_size
         if total > MAX_GROWTH * size:
             raise UserError(
                 f"{self.path.name} has {size:,} bytes, but its tensors need {total:,}, because they share memory; "

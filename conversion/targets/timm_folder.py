@@ -123,7 +123,8 @@ def _token_arguments(config: Any) -> dict[str, Any]:
 
 def _eva_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     """Name combinations of settings that timm's class Eva lacks."""
-    is_mixed, uses_act = config.rotary_embedding == "mixed", config.mlp_type == "dense" or "map" in config.pooling
+    is_mixed = config.rotary_embedding == "mixed"
+    uses_act = config.mlp_type == "dense" or "map" in config.pooling
     return {
         f"hidden_act={config.hidden_act!r} (only 'gelu')": uses_act and config.hidden_act != "gelu",
         "pooling='map' beside registers": config.pooling == "map" and config.num_register_tokens,
@@ -311,7 +312,8 @@ def _spell_stem(key: str, config: PreTrainedConfig) -> str:
 
 def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     """Return timm's `model_args`."""
-    config, is_resized = outgoing.config, _input_size(outgoing) != outgoing.nominal_size
+    config = outgoing.config
+    is_resized = _input_size(outgoing) != outgoing.nominal_size
     sides = (config.stem_patch_size,) * 2 if _is_hybrid(config) else config.patch_stride
     return {
         "img_size": list(outgoing.nominal_size),
@@ -335,7 +337,9 @@ def _ratio(width: int, hidden_size: int) -> float:
 
 def _pretrained_config(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     """Return timm's `pretrained_cfg`, which normalizes pixels after division by 255."""
-    config, processor, size = outgoing.config, outgoing.processor, _input_size(outgoing)
+    config = outgoing.config
+    processor = outgoing.processor
+    size = _input_size(outgoing)
     filter_names = {number: name for name, number in RESAMPLE.items()}
     mode, crop_share = _cropping(outgoing)
     mean, std = map(list, scale_of(processor, config.num_channels, unit=255))

@@ -331,7 +331,8 @@ def _outgoing_processor(outgoing: OutgoingModel) -> Any:
 
 def _siglip2_inputs(images: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:
     """Return images [B, C, H, W] of one size as SigLIP 2's inputs: patches [B, N, P*P*C], their mask and grids."""
-    (h, w), (patch_h, patch_w) = config.grid_of(*images.shape[2:]), config.patch_stride
+    h, w = config.grid_of(*images.shape[2:])
+    patch_h, patch_w = config.patch_stride
     pixels = images[:, :, : h * patch_h, : w * patch_w].unflatten(3, (w, patch_w)).unflatten(2, (h, patch_h))
     patches = pixels.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
     mask = torch.ones(patches.shape[:2], dtype=torch.int64)

@@ -83,7 +83,8 @@ def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
     if isinstance(error, OSError):
         number, reason = error.errno, error.strerror
     elif any(phrase in str(error) for phrase in _TORCH_SAVE_ERRORS):
-        number, reason = errno.ENOSPC, "torch could not write a file to its end, probably because the disk is full"
+        number = errno.ENOSPC
+        reason = "torch could not write a file to its end, probably because the disk is full"
     elif os_error is not None:
         number, reason = int(os_error[1]), os.strerror(int(os_error[1]))
     else:

@@ -257,7 +257,8 @@ def own_class(config: Mapping[str, Any], model_class: type[PreTrainedModel] | No
     Returns:
         "module.Class" of `auto_map` if the checkpoint has the class's code, else the name alone.
     """
-    family, head = family_of(config.get("model_type")), dense_head_of(config.get("model_type"))
+    family = family_of(config.get("model_type"))
+    head = dense_head_of(config.get("model_type"))
     classes = tuple(family.classes.values()) if family else (head.model_class,) if head else ()
     name = first_class_name(config.get("architectures")) or None
     auto_map_field = config.get("auto_map")

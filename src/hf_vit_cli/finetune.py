@@ -180,7 +180,8 @@ def print_result(result: "FinetuneResult") -> None:
         *make_time_rows(cost_summary(result.folder, device_flops=measure_rate(device), devices=devices)),
     ]
     if result.trials:
-        header, title = ("learning rate", "accuracy", "loss (nats)", ""), "learning rates, validation split"
+        header = ("learning rate", "accuracy", "loss (nats)", "")
+        title = "learning rates, validation split"
         print_table(map(_sweep_row, result.trials, repeat(result.recipe.learning_rate)), *header, title=title)
     print_table(rows, title="test split (evaluated once)")
     print_safely(f"saved in {result.folder}: model, processor, facts.json, README.md")

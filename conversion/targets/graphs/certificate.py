@@ -184,7 +184,8 @@ def certify(
         tolerance: the largest difference of results.
         size_text: the image sizes that the graph takes, in words.
     """
-    file, resizes_images = outgoing.folder / runtime.file, outgoing.takes != PIXEL_VALUES
+    file = outgoing.folder / runtime.file
+    resizes_images = outgoing.takes != PIXEL_VALUES
     checks = _make_checks(outgoing, sizes, runtime.keeps_nan or not only_whole_patches(outgoing.sizes))
     with torch.no_grad():
         results = [_compute_results(outgoing, check) for check in checks]
@@ -207,7 +208,8 @@ def certify(
         return certificate
     quantization = _quantize(outgoing, runtime, outgoing.quantize, outgoing.calibration)
     # The int8 checks record the quantized graph's results, without the image with NaN, which makes ranges invalid.
-    checks, graph = [check for check in certificate.checks if check.pixels != "not finite"], runtime.open(file)
+    checks = [check for check in certificate.checks if check.pixels != "not finite"]
+    graph = runtime.open(file)
     results = []
     for check in checks:
         if check.compares == "results":

@@ -52,7 +52,8 @@ class Preprocessing:
                 f"the image processor has settings that a graph cannot compute: {', '.join(unsupported_steps)}; "
                 "change them in preprocessor_config.json, or export without --preprocessing and --decoding"
             )
-        size, crop = dict(processor.size or {}), dict(getattr(processor, "crop_size", None) or {})
+        size = dict(processor.size or {})
+        crop = dict(getattr(processor, "crop_size", None) or {})
         mean, std = scale_of(processor)
         return cls(
             size=(size.get("shortest_edge") or _sides(size)) if processor.do_resize else None,
@@ -129,7 +130,9 @@ def prepend(model: Any, preprocessing: Preprocessing, takes: str = IMAGES) -> No
     """
     from onnxscript import ir
 
-    graph, nodes, output_size = model.graph, Nodes(NODE_PREFIX), preprocessing.output_size
+    graph = model.graph
+    nodes = Nodes(NODE_PREFIX)
+    output_size = preprocessing.output_size
     # Form of the input -> its name, shape and type.
     name, shape, data_type = {
         IMAGES: (IMAGES, ("batch", "height", "width", 3), ir.DataType.UINT8),

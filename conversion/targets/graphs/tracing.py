@@ -173,7 +173,8 @@ def lower_opset(model: Any, opset: int) -> None:
         return
     graph = model.graph
     for node in list(graph):
-        nodes, options = Nodes(f"{node.name}/"), {name: attribute.value for name, attribute in node.attributes.items()}
+        nodes = Nodes(f"{node.name}/")
+        options = {name: attribute.value for name, attribute in node.attributes.items()}
         output = None
         if node.op_type == "LayerNormalization" and opset < 17:
             output = _layer_norm(nodes, options, *node.inputs)

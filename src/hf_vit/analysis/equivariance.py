@@ -48,7 +48,8 @@ def warp_maps(
 
     The maps cover an image of (H, W) px; `padding` is a mode of `grid_sample`.
     """
-    cos, sin = math.cos(math.radians(angle)) / scale, math.sin(math.radians(angle)) / scale
+    cos = math.cos(math.radians(angle)) / scale
+    sin = math.sin(math.radians(angle)) / scale
     height, width = image_px
     # The matrix maps coordinates of the result to the source. Each side of the image runs from -1 to 1, so a distance
     # along one side is another number along the other side if they have different lengths.

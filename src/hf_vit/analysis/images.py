@@ -229,7 +229,8 @@ class CueConflicts:
                 "id2label"
             )
         refuse_regression(subject.model, subject.name, "shape_bias")
-        label_map, missing = _read_map(class_map), [""]
+        label_map = _read_map(class_map)
+        missing: list[str] = []  # labels that the last label set lacks
         labels_by_class = {name: list(map(_normalize_name, label_map.get(name, [name]))) for name in self.classes}
         for names in subject.label_sets:
             indices = _index_labels(names)
@@ -244,8 +245,7 @@ class CueConflicts:
         missing_text = ", ".join(missing[:3]) + ", ..." * (len(missing) > 3)
         raise UserError(
             f"{subject.name} has no label {missing_text}; give --class-map FILE, a JSON object that maps every "
-            "class to its "
-            'labels: {"cat": ["tabby", "tiger cat"], ...}'
+            'class to its labels: {"cat": ["tabby", "tiger cat"], ...}'
         )
 
 

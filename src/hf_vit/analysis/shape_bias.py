@@ -85,7 +85,9 @@ class ShapeBias(Analysis):
             with torch.inference_mode():
                 output = subject.model(pixel_values, **forward_options(subject.model, pixel_values))
             predictions.append(class_decisions(getattr(output, "logits", output), conflicts.labels).cpu())
-        shapes, textures, num_classes = conflicts.shapes, conflicts.textures, len(conflicts.classes)
+        shapes = conflicts.shapes
+        textures = conflicts.textures
+        num_classes = len(conflicts.classes)
         counts = count_decisions(torch.cat(predictions).numpy(), shapes, textures, num_classes)
         self.notes += [f"classes: {', '.join(conflicts.classes)}", f"decisions: {', '.join(DECISIONS)}"]
         self.notes += conflicts.images.notes + ([] if self.engine is None else [describe_engine(self.engine)])

@@ -121,7 +121,8 @@ def _draw_attention(subject: LoadedModel, image: "Image", obstacle: str) -> str:
             )
         analysis = analysis_class(context)
         for title, figure in analysis.draw(analysis.measure()).items():
-            picture, caption = base64.b64encode(encode_figure(figure)).decode(), html.escape(title)
+            picture = base64.b64encode(encode_figure(figure)).decode()
+            caption = html.escape(title)
             figures.append(
                 f'<figure><img src="data:image/png;base64,{picture}" alt="{caption}" style="max-width: 100%">'
                 f"<figcaption>{caption}</figcaption></figure>"

@@ -132,7 +132,9 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
     _ = second.model_classes  # raises an error for unknown classes before the first model runs
     first_predictions = [prediction for batch in _iterate_predictions(first) for prediction, _, _ in batch]
     outcomes = Counter[tuple[bool, bool]]()  # (first model is right, second model is right) -> number of images
-    best_examples, num_disagreements, index = list[tuple[Disagreement, "Image"]](), 0, 0
+    best_examples = list[tuple[Disagreement, "Image"]]()
+    num_disagreements = 0
+    index = 0
     for batch in _iterate_predictions(second):
         for prediction, label, image in batch:
             first_prediction = first_predictions[index]

@@ -362,7 +362,8 @@ class NearTies:
     @cached_property
     def _metric_ranges(self) -> dict[str, tuple[float, float]]:
         """Return for each metric its lowest and highest value that swapping near ties can reach."""
-        references, (first, second) = self._predictions["references"], self._predictions["best"].T
+        references = self._predictions["references"]
+        first, second = self._predictions["best"].T
         tied_rows = np.flatnonzero(self._predictions["tied_1"])
 
         def swap(rows: NDArray[Any]) -> dict[str, float]:

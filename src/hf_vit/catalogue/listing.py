@@ -236,7 +236,8 @@ def _describe_variant(name: str) -> Entry:
     with torch.device("meta"):
         model: Any = AutoModelForImageClassification.from_config(config)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    scores, checkpoints = tuple(published_scores(name)), tuple(published_checkpoints(name))
+    scores = tuple(published_scores(name))
+    checkpoints = tuple(published_checkpoints(name))
     return Entry("variant", name, config.model_type, parameters, None, scores, checkpoints)
 
 
@@ -296,7 +297,8 @@ def _list_repositories(owner: str) -> list[Entry]:
 
 def _describe_repository(info: "ModelInfo") -> Entry:
     """Return the entry of a Hub repository."""
-    name, model_type = _shorten(info.id), _shorten((info.config or {}).get("model_type", ""))
+    name = _shorten(info.id)
+    model_type = _shorten((info.config or {}).get("model_type", ""))
     parameters = info.safetensors.total if info.safetensors is not None else None
     total = parameters if isinstance(parameters, int) else None
     scores = tuple(dict.fromkeys((*_index_scores(info), *_eval_result_scores(info))))

@@ -194,7 +194,8 @@ def _derivatives(parameters: Iterable[float], compute: Any) -> Array:
     a, b, _, d = parameters
     shifted_compute = compute + d
     powers = shifted_compute**-b
-    by_b, by_d = -a * np.log(shifted_compute) * powers, -a * b * powers / shifted_compute
+    by_b = -a * np.log(shifted_compute) * powers
+    by_d = -a * b * powers / shifted_compute
     return np.stack([powers, by_b, np.ones_like(powers), by_d])
 
 

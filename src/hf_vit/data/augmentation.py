@@ -194,7 +194,9 @@ def affine(
         for value in (np.deg2rad(degrees), np.deg2rad(shear_degrees), scale, right, down)
     )
     # The inverse map, from positions in the new image to positions in the old one.
-    cos, sin, shear = np.cos(angle) / factor, np.sin(angle) / factor, np.tan(shear_angle)
+    cos = np.cos(angle) / factor
+    sin = np.sin(angle) / factor
+    shear = np.tan(shear_angle)
     inverse = np.stack([np.stack([cos + shear * sin, -sin + shear * cos], -1), np.stack([sin, cos], -1)], 1)
     offset = -(inverse @ np.stack([x_offset, y_offset], -1)[:, :, None])
     # affine_grid's coordinates run from -1 to 1 along both sides, so they are scaled with the lengths of the sides.

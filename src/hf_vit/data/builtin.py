@@ -142,9 +142,11 @@ def photos(image_size: tuple[int, int] | None = None) -> Builtin:
     images: dict[str, list[_Row]] = {split: [] for split in _CROPS}
     for label, (name, file, frame) in enumerate(PHOTOGRAPHS):
         path = _find_photograph(file)
-        source, photograph = hashlib.sha256(path.read_bytes()).hexdigest(), decode_image(path)
+        source = hashlib.sha256(path.read_bytes()).hexdigest()
+        photograph = decode_image(path)
         for split, number, box in crop_boxes(frame or (0, 0, *photograph.size), seed=label):
-            image_name, identity = f"{name}-{split}-{number:03d}.ppm", f"{source} {box}".encode()
+            image_name = f"{name}-{split}-{number:03d}.ppm"
+            identity = f"{source} {box}".encode()
             images[split].append(_Row(image_name, identity, photograph.crop(box), label))
     return _build_tables(images, [name for name, _, _ in PHOTOGRAPHS], image_size)
 

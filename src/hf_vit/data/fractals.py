@@ -176,7 +176,8 @@ def _build_system(draws: Sequence[float]) -> "tuple[_Floats, NDArray[np.uint8]] 
     for a, b, c, d, _, _ in maps:
         squares, area = a * a + b * b + c * c + d * d, abs(a * d - b * c)
         root = math.sqrt(max(0.0, squares * squares - 4 * area * area))
-        first, second = math.sqrt((squares + root) / 2), math.sqrt(max(0.0, squares - root) / 2)
+        first = math.sqrt((squares + root) / 2)
+        second = math.sqrt(max(0.0, squares - root) / 2)
         total, largest = total + first + 2 * second, max(largest, first)
     scale = (5 + map_count + draws[1]) / 2 / total
     if scale * largest * _LARGEST_FACTOR >= 1:

@@ -185,11 +185,15 @@ def load_unlabeled(
     paths = list_unlabeled_images(root) if source.strip() and not is_builtin(source) and is_folder(root) else []
     if paths:
         table = image_table(paths)
-        name, scans, skipped = root.resolve().name, scan_images(table, "unlabelled"), 0
+        name = root.resolve().name
+        scans = scan_images(table, "unlabelled")
+        skipped = 0
     else:
         data = load_data(source, image_size=image_size, skip_bad_images=skip_bad_images, multi_label=True)
         parts = [cast("Dataset", data.split(split)).select_columns(["image"]) for split in ("train", *data.cut)]
-        table, name, skipped = concatenate_datasets(parts), data.name, len(data.skipped)
+        table = concatenate_datasets(parts)
+        name = data.name
+        skipped = len(data.skipped)
         scans = [image for split in ("train", *data.cut) for image in data.seen[split]]
     rows, bad = keep_good({"unlabelled": scans}, min_size, skip_bad_images)
     good_rows = rows["unlabelled"]
@@ -269,7 +273,9 @@ def _make_data(source: DataSource, tables: ImageTables, files: dict[str, str]) -
     """Return data with all attributes except the splits."""
     names = tables.label_names or []
     data = ImageData(source.name, "", {}, names, notes=[*source.notes, *tables.notes, *note_similar_names(names)])
-    data.source, data.revision, data.files = source, tables.revision, files
+    data.source = source
+    data.revision = tables.revision
+    data.files = files
     data.multi_label, data.target = tables.multi_label, tables.target
     return data
 

@@ -310,7 +310,8 @@ def _read_folder(source: DataSource) -> RawTables:
     labels: dict[str, list[str]] = {}
     for split in (name for name in SPLITS if name in source.folder):
         rows = [(path, label) for label, paths in sorted(source.folder[split].items()) for path in paths]
-        splits[split], labels[split] = image_table(path for path, _ in rows), [label for _, label in rows]
+        splits[split] = image_table(path for path, _ in rows)
+        labels[split] = [label for _, label in rows]
     return RawTables(splits, label_names=names, labels=labels)
 
 
@@ -631,7 +632,9 @@ def encode_images(
     image = Image(decode=False)
     if leaf == storage:
         return {split: table.cast_column(column, image) for split, table in splits.items()}
-    subject, low, high = f"the column '{column}' of '{name}'", 0, 255
+    subject = f"the column '{column}' of '{name}'"
+    low = 0
+    high = 255
     if not may_read_twice and not (leaf == pa.uint8() or pa.types.is_boolean(leaf)):
         raise UserError(
             f"{subject} holds pixels as {leaf}, whose range is unknown before all are read; leave --streaming out"

@@ -221,7 +221,8 @@ def _place_shape(
         return squares <= 1, across, down
     if name == "ring":
         return (squares <= 1) & (squares >= 0.3), across, down
-    larger, smaller = np.maximum(abs(across), abs(down)), np.minimum(abs(across), abs(down))
+    larger = np.maximum(abs(across), abs(down))
+    smaller = np.minimum(abs(across), abs(down))
     if name == "square":
         return larger <= 0.85, across, down
     if name == "cross":
@@ -247,7 +248,8 @@ def _draw_background(split: str, draws: list[float], size: int) -> "NDArray[np.u
         tile = tiles[int(draws[2] * len(tiles))]
         shorter = min(tile.size)
         side = max(1, int(shorter * (0.5 + 0.5 * draws[3])))
-        left, top = int((tile.width - side + 1) * draws[4]), int((tile.height - side + 1) * draws[5])
+        left = int((tile.width - side + 1) * draws[4])
+        top = int((tile.height - side + 1) * draws[5])
         crop = tile.crop((left, top, left + side, top + side))
         return np.array(crop.resize((size, size), Image.Resampling.BILINEAR))
     if draws[1] < 0.85:

@@ -121,7 +121,8 @@ def predict(
         UserError: the model has no class names, an image is missing or unreadable, or an option does not fit the model.
     """
     image_paths = [images] if isinstance(images, str | os.PathLike) else images
-    is_dense, is_named = _find_dense_task(model) is not None, isinstance(model, str | os.PathLike)
+    is_dense = _find_dense_task(model) is not None
+    is_named = isinstance(model, str | os.PathLike)
     if runner == "ray" and (is_dense or not is_named):
         kind = "a segmentation or detection model" if is_named else "a model object"
         raise UserError(f"--runner ray does not work with {kind}; leave --runner ray out")

@@ -195,7 +195,7 @@ def embed(
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
     if (choice := FeatureChoice.parse(features, layers, norm)) is not None:
         if predictions:
-            raise UserError("--features are embeddings; leave --predictions or --features out")
+            raise UserError("--features are embeddings, not classes; leave --predictions out, or leave --features out")
         settings = replace(settings, features=choice.kind, layers=choice.layers, norm=choice.norm)
     with open_runner(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
@@ -240,7 +240,8 @@ def embed(
             if report is not None:
                 report(number, len(parts))
         rows = _finish(folder, parts, manifest, time.perf_counter() - start, device)
-    left_out, names = sorted({*images.skipped, *skipped}), [part.name for part in parts]
+    left_out = sorted({*images.skipped, *skipped})
+    names = [part.name for part in parts]
     return Embedded(folder.path or str(folder), names, rows, done_before, left_out, images.notes, settings.engine)
 
 

@@ -132,7 +132,8 @@ class _Classification(_FileWork):
     def answer(self, pixel_values: torch.Tensor | None, rest: "Rest", subject: LoadedModel) -> list[Prediction]:
         """Return the most likely classes, or the values of a regression model, for every file of a batch."""
         names = subject.label_sets[-1]  # the last set has words; the first one of timm has WordNet numbers
-        are_values, limits = problem_type_of(subject.model) == "regression", self.thresholds
+        are_values = problem_type_of(subject.model) == "regression"
+        limits = self.thresholds
         rows: Iterator[torch.Tensor] = iter(())
         if pixel_values is not None:
             with torch.inference_mode():
@@ -192,7 +193,8 @@ class _DensePredictions(_FileWork):
         """Return for every image the class of every pixel, [H, W], or the tensors of its objects; on the CPU."""
         if not images:
             return []
-        pixel_values, sizes = subject.pixel_values(images), [(image.height, image.width) for image in images]
+        pixel_values = subject.pixel_values(images)
+        sizes = [(image.height, image.width) for image in images]
         inputs = subject.model, subject.processor, pixel_values, sizes
         with torch.inference_mode(), explain_memory_errors(pixel_values):
             if get_dense_task(subject.model) == "segmentation":
@@ -249,7 +251,8 @@ def iterate_predictions(
         raise UserError(f"--threshold {threshold} is out of range; give a score from 0 to below 1")
     files, prepare = list(list_image_files(paths)), subject.prepare
     if get_dense_task(subject.model) is not None:
-        work, prepare = _DensePredictions(batch_size, skip_bad_images, None, threshold, tiles), list
+        work = _DensePredictions(batch_size, skip_bad_images, None, threshold, tiles)
+        prepare = list
     elif subject.label_sets:
         side = subject.draft_side if draft else None
         limits = _load_thresholds(subject, subject.label_sets[-1])
@@ -279,7 +282,8 @@ def write_predictions(
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    path, writers = to_path(output), {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
+    path = to_path(output)
+    writers = {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
     if path.suffix not in writers:
         raise UserError(f"the output {path} is not a table; give a file name that ends in {' or '.join(writers)}")
     predictions = iterate_predictions(subject, paths, **options)

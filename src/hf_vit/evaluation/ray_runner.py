@@ -87,7 +87,8 @@ class RayRunner:
         """Iterate over (number of the part, output of `work.answer`) for every batch of all parts, in order."""
         if not parts:
             return
-        cargo, read = [ray.put((work, parts, subject.prepare, os.getcwd()))], cast(Any, _read)
+        cargo = [ray.put((work, parts, subject.prepare, os.getcwd()))]
+        read = cast(Any, _read)
         actor = [self.model, subject.fingerprint, self.device, self.threads, get_compared_versions(), cargo]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # raised by Ray's own settings

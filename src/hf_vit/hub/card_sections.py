@@ -118,7 +118,9 @@ def make_sections(
 def _model_section(folder: Path, config: ModelConfig) -> dict[str, Any]:
     """Return architecture, head, size and classes of the model."""
     # An export may use transformers' own ViT, which is our plain family.
-    backbone, class_names, head = config.backbone, config.id2label or {}, config.dense_head
+    backbone = config.backbone
+    class_names = config.id2label or {}
+    head = config.dense_head
     family = family_of("hf_vit" if backbone.model_type == "vit" else backbone.model_type)
     layers = backbone.num_hidden_layers
     width = backbone.hidden_size

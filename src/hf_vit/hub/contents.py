@@ -215,7 +215,8 @@ def collect_serving_files(folder: Path, config: ModelConfig) -> _Sources:
 
     Models that the handler does not serve (of other libraries, without a head that it knows) get none.
     """
-    has_handler, heads = (folder / HANDLER).is_file(), [name.removeprefix("AutoModel") for name in TASKS]
+    has_handler = (folder / HANDLER).is_file()
+    heads = [name.removeprefix("AutoModel") for name in TASKS]
     if not (has_handler or config.is_ours or any(head in config.architecture for head in heads)):
         return {}
     installed: list[str] = []

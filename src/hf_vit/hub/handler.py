@@ -76,7 +76,8 @@ class EndpointHandler:
         self.model, self.lock = model, threading.Lock()  # a pass uses all cores, so passes take turns
 
     def __call__(self, data: dict[str, Any]) -> list[Any]:
-        inputs, options = data.get("inputs"), self._check_parameters(data.get("parameters") or {})
+        inputs = data.get("inputs")
+        options = self._check_parameters(data.get("parameters") or {})
         if inputs is None:
             raise ValueError(f'the request has no "inputs"; {INPUTS}')
         is_list = isinstance(inputs, list | tuple)
@@ -129,7 +130,8 @@ class EndpointHandler:
 
     def _classify(self, pixels: torch.Tensor, options: dict[str, Any]) -> list[Any]:
         """Return labels and scores for every image."""
-        config, logits = self.model.config, _finite(self.model(pixel_values=pixels).logits)
+        config = self.model.config
+        logits = _finite(self.model(pixel_values=pixels).logits)
         kind = config.problem_type or ("regression" if logits.shape[1] == 1 else "single_label_classification")
         usual = {"regression": "none", "multi_label_classification": "sigmoid"}.get(kind, "softmax")
         function = options["function_to_apply"] or usual
@@ -143,7 +145,8 @@ class EndpointHandler:
     def _extract(self, pixels: torch.Tensor, options: dict[str, Any]) -> list[Any]:
         """Return the pooled output of every image, else its class token, else the mean of its patches."""
         outputs = self.model(pixel_values=pixels)
-        pooled, states = getattr(outputs, "pooler_output", None), outputs.last_hidden_state
+        pooled = getattr(outputs, "pooler_output", None)
+        states = outputs.last_hidden_state
         if pooled is None:
             has_class_token = any(name.endswith("cls_token") for name, _ in self.model.named_parameters())
             pooled = states[:, 0] if has_class_token else states.mean(1)

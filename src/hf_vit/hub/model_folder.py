@@ -175,7 +175,8 @@ def list_code(folder: Path, config: ModelConfig) -> set[str]:
     if (folder / PROCESSOR).is_file():
         processor = read_json_object(folder / PROCESSOR, str(folder)).get("auto_map")
         targets = [*targets, *ModelConfig.model_validate({"auto_map": processor}).code_targets]
-    unread_modules, files = [target.rpartition(".")[0] for target in targets], set[str]()
+    unread_modules = [target.rpartition(".")[0] for target in targets]
+    files = set[str]()
     while unread_modules:
         name = check_file_name(f"{unread_modules.pop()}.py", "auto_map in config.json")
         if name not in files:

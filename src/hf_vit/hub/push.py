@@ -416,8 +416,9 @@ class Push:
         try:
             retry(lambda: RepoCard(card).validate(self.repo_type), "checking the card", report=self.report)
         except Exception as error:
-            if type(error) is not ValueError:
+            if type(error) is not ValueError:  # the client raises it for metadata that the Hub refuses
                 raise explain_hub_error(error, "the Hub") from error
+            # The Hub's answer is JSON inside the error's text.
             messages = re.findall(r'"message":\s*"((?:[^"\\]|\\.)*)"', str(error))
             reasons = "; ".join(message.replace('\\"', '"') for message in messages) or str(error)
             raise UserError(f"the Hub would refuse the card's metadata: {reasons}") from error
@@ -456,7 +457,8 @@ class Push:
 
     def _commit(self, message: str) -> tuple[str, str | None]:
         """Create the commit and return its id, and the URL of the pull request if there is one."""
-        files, deletions = self.contents.files.values(), [CommitOperationDelete(path, False) for path in self.stale]
+        files = self.contents.files.values()
+        deletions = [CommitOperationDelete(path, False) for path in self.stale]
         sources = {file.path: str(file.source) if isinstance(file.source, Path) else file.source for file in files}
         commit = self.api.create_commit(
             **self._repository,

@@ -163,7 +163,8 @@ class FusedAttention(HfViTAttention, Merged):
             output, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
         else:
             rotation = kwargs.get("rotation")
-            output, probabilities = self.attend_first(num_queries, hidden_states, attention_mask, rotation), None
+            output = self.attend_first(num_queries, hidden_states, attention_mask, rotation)
+            probabilities = None
         if self.inner_layernorm is not None:
             output = self.inner_layernorm(output)
         return self.o_proj(output, residual), probabilities
@@ -254,7 +255,8 @@ class FusedLayer(HfViTLayer):
         num_queries = self.num_read if only_for_head else None
         if self.norm_after_branches:
             attention_output, _ = self.attention(hidden_states, attention_mask, num_queries=num_queries, **kwargs)
-            branch, residual = self.layernorm_before(attention_output), hidden_states[:, :num_queries]
+            branch = self.layernorm_before(attention_output)
+            residual = hidden_states[:, :num_queries]
             hidden_states = residual + (branch if self.layer_scale1 is None else self.layer_scale1(branch))
             branch = self.layernorm_after(self.mlp(hidden_states))
             return hidden_states + (branch if self.layer_scale2 is None else self.layer_scale2(branch))

@@ -76,7 +76,8 @@ def _copy_layer(layer: Any, config: Any) -> Any:
 
     The layer itself is not changed, as another thread may be using it.
     """
-    attention, layer_copy = derive(type(layer.attention), layer.attention), derive(type(layer), layer)
+    attention = derive(type(layer.attention), layer.attention)
+    layer_copy = derive(type(layer), layer)
     vars(attention)["config"] = config
     layer_copy._modules["attention"] = attention
     return layer_copy
@@ -126,7 +127,8 @@ class UnpaddedModel(HfViTBaseModel):
         image_tokens: list[Tokens] = []
         for (h, w), images in sizes.items():
             image_tokens.append(self.embed(pixel_values[images, :, : h * stride_h, : w * stride_w], None))
-        arguments, parts = _join_rotations(image_tokens), [tokens.hidden_states for tokens in image_tokens]
+        arguments = _join_rotations(image_tokens)
+        parts = [tokens.hidden_states for tokens in image_tokens]
         shapes = [(part.shape[0], part.shape[1]) for part in parts]
         hidden_states = torch.cat([part.flatten(0, 1) for part in parts])[None]
         config = copy.copy(self.config)
@@ -147,7 +149,8 @@ class UnpaddedModel(HfViTBaseModel):
 
     def _pad(self, parts: list[torch.Tensor], sizes: dict[Grid, list[int]], batch: int, grid: Grid) -> torch.Tensor:
         """Put tokens, grouped by image size, into [B, n, D], each image at the top left of the padded grid."""
-        special, patch_slice = self.config.num_special_tokens, patch_token_slice(self.config)
+        special = self.config.num_special_tokens
+        patch_slice = patch_token_slice(self.config)
         padded = parts[0].new_zeros(batch, special + grid[0] * grid[1], parts[0].shape[2])
 
         def special_slice(h: int, w: int) -> slice:

@@ -297,11 +297,13 @@ class TokenGroups:
         if count < 1:
             return hidden_states
         # Tokens with an even index are matched to tokens with an odd one; all tokens count, as in the authors' code.
-        even, odd = slice(special + special % 2, None, 2), slice(special + 1 - special % 2, None, 2)
+        even = slice(special + special % 2, None, 2)
+        odd = slice(special + 1 - special % 2, None, 2)
         normalized_keys = F.normalize(keys, dim=-1)
         similarity, best_match = (normalized_keys[:, even] @ normalized_keys[:, odd].mT).max(dim=-1)
         order = similarity.argsort(dim=1, descending=True)
-        merged_indices, kept_indices = order[:, :count], order[:, count:].sort(dim=1).values
+        merged_indices = order[:, :count]
+        kept_indices = order[:, count:].sort(dim=1).values
         merge_targets = best_match.gather(1, merged_indices)
 
         def sum_groups(values: torch.Tensor) -> torch.Tensor:
@@ -455,14 +457,14 @@ def merging_changes(model: nn.Module, changes: list[Change], num_merged: int) ->
     """Return the changes of class for the models in a model, and for their layers that `changes` builds."""
     vits: list[Any] = [module for module in model.modules() if isinstance(module, HfViTBaseModel)]
     new_modules = {(change.owner, change.name): change.value for change in changes}
-    added: list[Change] = []
+    merging: list[Change] = []
     for vit in vits:
         last_index = len(vit.layers) - 1
         for index in range(last_index + 1):
             layer = new_modules[vit.layers, str(index)]
-            added += [Change(layer, "__class__", MergingLayer), Change(layer, "is_last", index == last_index)]
-        added += [Change(vit, "num_merged", num_merged), Change(vit, "__class__", _MERGING[type(vit)])]
-    return added
+            merging += [Change(layer, "__class__", MergingLayer), Change(layer, "is_last", index == last_index)]
+        merging += [Change(vit, "num_merged", num_merged), Change(vit, "__class__", _MERGING[type(vit)])]
+    return merging
 
 
 _MERGING = {kind: add_base(kind, base=MergingModel) for kind in (HfViTModel, HfHybridViTModel)}

@@ -101,7 +101,9 @@ class PackedDense(Merged):
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Return inputs [..., I] @ weight + bias, then GELU if it is fused, plus `residual`: [..., O]."""
         _refuse_gradients_and_tracing(inputs)
-        inputs_, weight, bias = inputs.to(self.computed_in), self.packed_weight, self.packed_bias
+        inputs_ = inputs.to(self.computed_in)
+        weight = self.packed_weight
+        bias = self.packed_bias
         if residual is not None:
             outputs = _LINEAR.binary(inputs_, residual.to(self.computed_in), weight, bias, "add")
         elif self.approximate is not None and self.fuses_gelu:
@@ -136,7 +138,8 @@ class PackedConv2d(nn.Module):
 
     def __init__(self, convolution: StandardizedConv2d) -> None:
         super().__init__()
-        self.computed_in, self.pad = convolution.kernel.dtype, PADDINGS[str(convolution.padding)]
+        self.computed_in = convolution.kernel.dtype
+        self.pad = PADDINGS[str(convolution.padding)]
         self.kernel_side = convolution.kernel_size[0]
         self.stride = convolution.stride
         self.groups = convolution.groups

@@ -52,7 +52,9 @@ def load_transformers(
     import transformers
     from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
 
-    torch_device, name, folder = pick_device(device), source.name, source.path
+    torch_device = pick_device(device)
+    name = source.name
+    folder = source.path
     source.need_config()
     assert folder is not None
     if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
@@ -209,7 +211,8 @@ def get_timm_label_names(model: "nn.Module") -> list[list[str]]:
     config = getattr(model, "pretrained_cfg", None) or {}
     stored_names = config.get("label_names")
     if isinstance(stored_names, list | tuple) and len(stored_names) == model.num_classes:
-        names, words = [str(name) for name in stored_names], config.get("label_descriptions") or {}
+        names = [str(name) for name in stored_names]
+        words = config.get("label_descriptions") or {}
         return [names, [str(words[name]) for name in names]] if set(names) <= set(words) else [names]
     subset = infer_imagenet_subset(model)
     if subset is None:

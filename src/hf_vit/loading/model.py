@@ -369,7 +369,8 @@ def load_models(sources: Sequence[Any], device: str | None = None) -> list[Loade
     """
     if len(sources) < 2:
         raise UserError(f"a comparison needs at least two models, but {len(sources)} was given; name another model")
-    models, paths = [load_model(source, device) for source in sources], list[tuple[str, ...]]()
+    models = [load_model(source, device) for source in sources]
+    paths = list[tuple[str, ...]]()
     for source, model in zip(sources, models, strict=True):
         if isinstance(source, tuple | LoadedModel):
             paths.append((model.name,))

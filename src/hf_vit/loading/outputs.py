@@ -209,7 +209,8 @@ def depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
     """
     pooled: dict[str, torch.Tensor] = {}
     runs: dict[str, int] = {}
-    patch, num_patches = getattr(getattr(model, "patch_embed", None), "patch_size", None), None
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    num_patches = None
     if patch is not None:  # a timm model
         (down, across), (height, width) = as_pair(patch), pixel_values.shape[2:]
         num_patches = (height // down) * (width // across)

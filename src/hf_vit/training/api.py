@@ -14,7 +14,7 @@ from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.training.plan import Job, Run, Start, use_bf16
 from hf_vit.training.processes import is_main, report_on_main, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
-from hf_vit.training.run import Say, get_seconds, read_run, run_job, train_once, write_run
+from hf_vit.training.run import ReportLine, get_seconds, read_run, run_job, train_once, write_run
 from hf_vit.training.tasks.classification import Classification
 from hf_vit.training.tasks.distillation import Distillation, DistillationOptions
 from hf_vit.training.tasks.momentum_contrast import Contrast, ContrastiveOptions
@@ -230,7 +230,7 @@ def _check_rates(recipe: Recipe, rates: bool | Sequence[float]) -> tuple[float, 
 
 
 def _sweep(
-    rates: Sequence[float], runner: "RayRunner | None", task: Task[Any], job: Job, start: Start, report_line: Say
+    rates: Sequence[float], runner: "RayRunner | None", task: Task[Any], job: Job, start: Start, report_line: ReportLine
 ) -> tuple[Run, HfViTTrainer]:
     """Train a job with every learning rate, and return the best run with its trainer (arXiv 2010.11929, B.1.1).
 
@@ -269,7 +269,7 @@ def _sweep(
 
 
 def _run_trials(
-    jobs: list[Job], runner: "RayRunner | None", task: Task[Any], start: Start, report_line: Say
+    jobs: list[Job], runner: "RayRunner | None", task: Task[Any], start: Start, report_line: ReportLine
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number, validation results) of every trial when it ends; with a runner in any order."""
     if runner is None:
@@ -289,7 +289,7 @@ def _ignore(line: str) -> None:
     """Ignore a progress message of another machine."""
 
 
-def _run_trial(job: Job, task: Task[Any], start: Start, report_line: Say) -> dict[str, Any]:
+def _run_trial(job: Job, task: Task[Any], start: Start, report_line: ReportLine) -> dict[str, Any]:
     """Train a job and return its validation results, which are None if the loss diverged."""
     names = ("accuracy", "loss", "score", "best_step", "seconds")
     trial: dict[str, Any] = {"learning_rate": job.recipe.learning_rate, **dict.fromkeys(names)}

@@ -63,7 +63,7 @@ from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import import_timm_optim
 from hf_vit.training.trainer.sharing import check_before
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 RUN_NAME = "run.json"
 _FILES_NAME, _MOST_FILES = "data_files.json", 100_000
@@ -75,10 +75,10 @@ _LOCK_TIMEOUT = 0.1  # seconds; with 0 even a free lock fails
 # Logged metrics of the validation split -> axis label of the plot.
 _SCORES = {"eval_accuracy": "accuracy", "eval_mean_iou": "mean intersection over union", "eval_ap50": "AP50"}
 # Trains a job, once or for every learning rate of a sweep, and returns a trainer with the released weights.
-TrainJob = Callable[[Task[Any], Job, Start, Say], tuple[Run, HfViTTrainer]]
+TrainJob = Callable[[Task[Any], Job, Start, ReportLine], tuple[Run, HfViTTrainer]]
 
 
-def run_job(task: Task[Result], job: Job, report: Say, train: TrainJob) -> Result:
+def run_job(task: Task[Result], job: Job, report: ReportLine, train: TrainJob) -> Result:
     """Run a job from its checks to its finished folder, which is locked against other runs, and return its result.
 
     Checks run before anything is written, the cheapest first. Resuming a finished run only removes its checkpoints.
@@ -109,7 +109,7 @@ def run_job(task: Task[Result], job: Job, report: Say, train: TrainJob) -> Resul
 # Check
 
 
-def check(task: Task[Any], job: Job, report: Say) -> None:
+def check(task: Task[Any], job: Job, report: ReportLine) -> None:
     """Raise UserError for arguments that cannot work, without opening model or data."""
     recipe, options = job.recipe, job.options
     if options.cache_features:
@@ -216,7 +216,7 @@ def check_output(output: Path, resume: bool) -> None:
         raise UserError(f"the output folder {output} holds an unfinished run; add --resume, or delete the folder")
 
 
-def open_start(job: Job, report: Say, *, multi_label: bool = False, target: Target = "label") -> Start:
+def open_start(job: Job, report: ReportLine, *, multi_label: bool = False, target: Target = "label") -> Start:
     """Find the model, load all three splits, and check every image unless it is streamed."""
     source = find_model(job.model_name)
     options = job.options
@@ -250,7 +250,7 @@ def open_start(job: Job, report: Say, *, multi_label: bool = False, target: Targ
 # Prepare
 
 
-def prepare(task: Task[Any], job: Job, start: Start, report: Say) -> Run:
+def prepare(task: Task[Any], job: Job, start: Start, report: ReportLine) -> Run:
     """Decide all settings, build the model, check the free space on the disk, and record the run."""
     checkpoint = _find_checkpoint(job, report)
     keep_freed_memory()
@@ -280,7 +280,7 @@ def prepare(task: Task[Any], job: Job, start: Start, report: Say) -> Run:
     return run
 
 
-def _find_checkpoint(job: Job, report: Say) -> Path | None:
+def _find_checkpoint(job: Job, report: ReportLine) -> Path | None:
     """Return the checkpoint to resume from, or None; remove incomplete checkpoints."""
     if not job.options.resume:
         return None
@@ -310,10 +310,8 @@ def _format_bytes(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
-def record_run(run: Run) -> None:
-    """Write the settings of the run, or raise UserError if it is resumed with other settings."""
-    if not is_main():
-        return
+def _collect_settings(run: Run) -> dict[str, Any]:
+    """Return the settings that must stay the same when the run is resumed, redacted, as JSON stores them."""
     settings = {
         **run.task,
         **{name: value for name, value in run.recipe.settings().items() if name not in ("name", "source")},
@@ -333,7 +331,14 @@ def record_run(run: Run) -> None:
         settings["cache_features"] = True
     if run.options.streaming:
         settings["num_workers"] = run.options.num_workers
-    settings = cast(dict[str, Any], redact_values(json.loads(json.dumps(settings))))
+    return cast(dict[str, Any], redact_values(json.loads(json.dumps(settings))))
+
+
+def record_run(run: Run) -> None:
+    """Write the settings of the run, or raise UserError if it is resumed with other settings."""
+    if not is_main():
+        return
+    settings = _collect_settings(run)
     old_settings = read_run(run.work)
     if old_settings is None or run.checkpoint is None:  # without a checkpoint other settings do no harm
         write_run(run.work, settings)
@@ -377,7 +382,7 @@ def write_run(work: Path, settings: Mapping[str, Any]) -> None:
 # Train
 
 
-def train_once(task: Task[Any], job: Job, start: Start, report: Say) -> tuple[Run, HfViTTrainer]:
+def train_once(task: Task[Any], job: Job, start: Start, report: ReportLine) -> tuple[Run, HfViTTrainer]:
     """Prepare a run and train it, from its checkpoint if it has one."""
     with main_process_first(job.options.device, job.options.process_timeout):
         run = prepare(task, job, start, report)
@@ -471,7 +476,7 @@ def _how_to_resume(run: Run) -> str:
 # Resume
 
 
-def _resume(trainer: HfViTTrainer, checkpoint: Path, report: Say) -> None:
+def _resume(trainer: HfViTTrainer, checkpoint: Path, report: ReportLine) -> None:
     """Resume a training from a checkpoint; if it had ended, only load its log, its time and its best weights."""
     state = read_state(checkpoint)
     # The stored path of the best checkpoint is wrong if the run's folder was moved.
@@ -636,7 +641,8 @@ def _tidy(output: Path, keep_checkpoints: bool) -> None:
 def run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
     """Return the values that the record of every task has, with settings of the model that the recipe leaves open."""
     batch, images = run.recipe.batch_size, run.data.num_examples("train")
-    unlabeled_ratio, is_contrastive = run.task.get("unlabelled_ratio", 0), run.task.get("objective") == "contrastive"
+    unlabeled_ratio = run.task.get("unlabelled_ratio", 0)
+    is_contrastive = run.task.get("objective") == "contrastive"
     images_seen = result.steps * batch * (1 + unlabeled_ratio)
     if images and not unlabeled_ratio and not is_contrastive:  # the last batch of an epoch is smaller
         epochs, remaining_steps = divmod(result.steps, math.ceil(images / batch))

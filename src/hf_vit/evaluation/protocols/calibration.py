@@ -132,7 +132,8 @@ class CalibrationResult(SingleTableResult):
         figure = new_figure(4.6 * len(panels), 4.6)
         for index, (name, diagram) in enumerate(panels):
             axes = figure.add_subplot(1, len(panels), index + 1)
-            width, share = 1 / len(diagram.accuracy), np.array(diagram.images) / self.num_images
+            width = 1 / len(diagram.accuracy)
+            share = np.array(diagram.images) / self.num_images
             centers = (np.arange(len(diagram.accuracy)) + 0.5) * width
             axes.bar(centers, diagram.accuracy, width=width, edgecolor="white", label="accuracy")
             axes.step(np.append(centers - width / 2, 1), np.append(share, share[-1]), where="post", color="tab:orange",

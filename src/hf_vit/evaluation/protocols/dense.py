@@ -247,7 +247,8 @@ def predict_dense(
     collate = collate_class(subject.prepare, match_labels(examination.data.label_names, names))
     with torch.inference_mode():
         for pixel_values, truths, images in examination.iterate(collate):
-            values, sizes = pixel_values.to(subject.device, subject.dtype), [image.size[::-1] for image in images]
+            values = pixel_values.to(subject.device, subject.dtype)
+            sizes = [image.size[::-1] for image in images]
             predictions = predict(subject.model, subject.processor, values, sizes)
             for image, truth, prediction in zip(images, truths, predictions, strict=True):
                 yield index, image, truth, prediction
@@ -443,7 +444,9 @@ def detection(examination: Examination, *, worst: int = 8) -> DetectionResult:
         worst: number of worst images to draw.
     """
     names = require_task(examination, "detection", ObjectRows.target)
-    worst_images, start, meter = Extremes[WorstImage](worst), time.perf_counter(), None
+    worst_images = Extremes[WorstImage](worst)
+    start = time.perf_counter()
+    meter = None
     for index, image, truth, prediction in predict_dense(examination, ObjectRows, names, detect):
         meter = meter or DetectionMeter("masks" in truth and "masks" in prediction)
         meter.update(prediction, truth)

@@ -233,7 +233,9 @@ def patch_drop(
         raise UserError(f"orders={list(orders)} is unknown; choose from {', '.join(ORDERS)}")
     check_differentiable(examination.subject)
     scale, model = PixelScale.measure(examination.subject), examination.subject.model
-    hits, images, patch = {order: np.zeros(len(sorted_shares)) for order in orders}, 0, (0, 0)
+    hits = {order: np.zeros(len(sorted_shares)) for order in orders}
+    images = 0
+    patch = (0, 0)
     for batch, labels in examination.iterate_pixels("dropping patches"):
         values = crop_to_patches(model, batch)  # the model ignores the rest
         patch = patch_px(model, (values.shape[2], values.shape[3]), patch_size)
@@ -362,7 +364,8 @@ def _zoom_blur(picture: Picture, end_and_step: tuple[float, float], generator: n
     center = (np.array(picture.shape[:2]) - 1) / 2
     copies = [picture]
     for factor in np.arange(1, *end_and_step):
-        matrix, offset = np.array([1 / factor, 1 / factor, 1]), np.append(center * (1 - 1 / factor), 0)
+        matrix = np.array([1 / factor, 1 / factor, 1])
+        offset = np.append(center * (1 - 1 / factor), 0)
         copies.append(transform(picture, matrix, offset, order=1, mode="nearest"))
     return np.mean(copies, axis=0)
 
@@ -516,7 +519,9 @@ def corruptions(examination: Examination, *, kinds: Sequence[str] | None = None)
     """
     names = known_corruptions(kinds)
     scale, model = PixelScale.measure(examination.subject), examination.subject.model
-    hits, clean, images = {name: np.zeros(len(SEVERITIES)) for name in names}, 0, 0
+    hits = {name: np.zeros(len(SEVERITIES)) for name in names}
+    clean = 0
+    images = 0
     for values, labels in examination.iterate_pixels("corrupting"):
         pixels = scale.pixels(values).clamp(0, 1)
         clean += count_right(model, values, labels)

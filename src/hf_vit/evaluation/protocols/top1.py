@@ -202,7 +202,9 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
     """
     names = unique_names(examination.model_label_names)
     sums, mistakes = ClassificationMetrics(names), Extremes[WrongImage](max_wrong)
-    start, num_images, num_wrong = time.perf_counter(), 0, 0
+    start = time.perf_counter()
+    num_images = 0
+    num_wrong = 0
     for logits, labels, images in examination.iterate_logits_with_images():
         columns = _make_columns(logits, labels)
         sums.add_batch(**columns)

@@ -325,7 +325,8 @@ def retinopathy(root: Path) -> Parts:
         files = [folder / images / f"{row['image']}.jpeg" for row in rows]
         return ImageFiles(files, [int(row["level"]) for row in rows], scaled_retina)
 
-    train, solution = part("train", "trainLabels.csv", None), "retinopathy_solution.csv"
+    train = part("train", "trainLabels.csv", None)
+    solution = "retinopathy_solution.csv"
     return Parts(train, part("test", solution, "Public"), part("test", solution, "Private"))
 
 
@@ -352,7 +353,8 @@ def scaled_retina(image: Image.Image) -> Image.Image:
     result = np.where(is_visible[..., None], np.clip(4 * (scaled_pixels - blurred) + _GRAY, 0, 255), _GRAY).astype(
         np.uint8
     )
-    top, left = max(height // 2 - visible_radius, 0), max(width // 2 - visible_radius, 0)
+    top = max(height // 2 - visible_radius, 0)
+    left = max(width // 2 - visible_radius, 0)
     return Image.fromarray(result[top : height // 2 + visible_radius, left : width // 2 + visible_radius])
 
 
@@ -642,9 +644,11 @@ def _open_task(task: Task, root: Path, seed: int) -> ImageData:
     generator = np.random.default_rng(seed)
     train_rows = generator.permutation(len(parts.train))
     if parts.validation is None:
-        validation_images, validation_rows = parts.train, train_rows[TRAIN : TRAIN + VALIDATION]
+        validation_images = parts.train
+        validation_rows = train_rows[TRAIN : TRAIN + VALIDATION]
     else:
-        validation_images, validation_rows = parts.validation, generator.permutation(len(parts.validation))[:VALIDATION]
+        validation_images = parts.validation
+        validation_rows = generator.permutation(len(parts.validation))[:VALIDATION]
     if len(train_rows[:TRAIN]) < TRAIN or len(validation_rows) < VALIDATION:
         raise UserError(
             f"{problem}, but it has too few images to draw {TRAIN} training and {VALIDATION} validation "
@@ -775,7 +779,8 @@ def vtab(examination: Examination, *, strengths: Sequence[float] = STRENGTHS) ->
         all_labels = np.concatenate([labels, classes])
         final_probe = Probe.fit(all_features, all_labels, best.strength)
         test_features, truth = task_examination.features("test")
-        accuracy[name], strengths_by_task[name] = final_probe.score(test_features, truth), best.strength
+        accuracy[name] = final_probe.score(test_features, truth)
+        strengths_by_task[name] = best.strength
         num_images += len(truth)
         unfinished += sum(not probe.finished for probe in (*probes, final_probe))
     return VtabResult(num_images, accuracy, strengths_by_task, data.missing, unfinished)

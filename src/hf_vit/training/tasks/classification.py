@@ -173,7 +173,8 @@ def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
 
 def compute_multi_label_scores(prediction: EvalPrediction) -> dict[str, float]:
     """Compute mean average precision, loss and score of logits [n, K] for labels [n, K]: n images, K classes."""
-    logits, truth = np.asarray(prediction.predictions, np.float64), np.asarray(prediction.label_ids) > 0
+    logits = np.asarray(prediction.predictions, np.float64)
+    truth = np.asarray(prediction.label_ids) > 0
     names = [str(number) for number in range(truth.shape[1])]
     result = compute_multi_label_metrics(logits, truth, names, dict.fromkeys(names, 0.5))
     precision = result.mean_average_precision

@@ -319,7 +319,8 @@ class DenseTrainer(HfViTTrainer):
             self._gather([], [])
         weight = sum(count for _, count in self._losses)
         loss = {"loss": sum(loss * count for loss, count in self._losses) / weight} if weight else {}
-        prefix, metrics = kwargs.get("metric_key_prefix", "eval"), self._judge.metrics() | loss
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        metrics = self._judge.metrics() | loss
         cast(Any, output.metrics).update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 

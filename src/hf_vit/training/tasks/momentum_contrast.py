@@ -273,7 +273,8 @@ def draw_embeddings(
     """Plot the first two principal components of embeddings [n, D], colored by class; training used no classes."""
     centered = embeddings.astype(np.float64) - embeddings.mean(axis=0)
     _, values, directions = np.linalg.svd(centered, full_matrices=False)
-    points, shares = centered @ directions[:2].T, values**2 / max(float((values**2).sum()), 1e-30)
+    points = centered @ directions[:2].T
+    shares = values**2 / max(float((values**2).sum()), 1e-30)
     figure = new_figure(6, 5)
     axes = figure.add_subplot()
     classes = np.asarray(labels)

@@ -33,7 +33,9 @@ class SharpnessAware:
 
     def begin(self, batches: Sequence[Any]) -> None:
         """Set the micro-batches of the next step."""
-        self._batches, self._losses, self._num_done = list(batches), [], 0
+        self._batches = list(batches)
+        self._losses = []
+        self._num_done = 0
 
     def backward(self, model: nn.Module, inputs: dict[str, Any], run: Backward) -> torch.Tensor:
         """Add the gradient of the next micro-batch of the step, and return its loss at the original weights."""
