@@ -285,9 +285,9 @@ def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, f
         zeros = [name for name in parameters if name.startswith(HEADS)]
     rows += [Row(name, parameters[name], None, None, "zeros") for name in zeros if name in parameters]
     has_unnamed_classes = source_has_head and not settings.new_head and not origin.zeros
-    texts = _describe_assumptions(assumed, companions, settings, fields, has_unnamed_classes)
+    assumptions = _describe_assumptions(assumed, companions, settings, fields, has_unnamed_classes)
     model = (origin.name, origin.family, config, model_class)
-    plan = Plan(*model, tuple(rows), ignored, has_head, settings.new_head, declared.processor, texts)
+    plan = Plan(*model, tuple(rows), ignored, has_head, settings.new_head, declared.processor, assumptions)
     check_accounting(plan, shapes, parameters)
     return plan
 

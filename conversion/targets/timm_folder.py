@@ -311,7 +311,7 @@ def _spell_stem(key: str, config: PreTrainedConfig) -> str:
 
 
 def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
-    """Return timm's `model_args`."""
+    """Return the arguments with which timm builds the model (`model_args` of its config.json)."""
     config = outgoing.config
     is_resized = _input_size(outgoing) != outgoing.nominal_size
     sides = (config.stem_patch_size,) * 2 if _is_hybrid(config) else config.patch_stride

@@ -204,13 +204,21 @@ def certify(
         hardware=hardware(),
     )
     certificate = _write(certificate, runtime, file, results)
-    if outgoing.quantize is None or outgoing.calibration is None or not certificate.holds():
-        return certificate
-    quantization = _quantize(outgoing, runtime, outgoing.quantize, outgoing.calibration)
+    if outgoing.quantize is not None and outgoing.calibration is not None and certificate.holds():
+        quantization = _quantize(outgoing, runtime, outgoing.quantize, outgoing.calibration)
+        _certify_int8(certificate, quantization, outgoing, runtime)
+    return certificate
+
+
+def _certify_int8(
+    certificate: Certificate, quantization: Quantization, outgoing: OutgoingModel, runtime: Runtime
+) -> None:
+    """Replace the certificate of the float graph by that of the quantized one, which is compared with itself."""
+    file = outgoing.folder / runtime.file
     # The int8 checks record the quantized graph's results, without the image with NaN, which makes ranges invalid.
     checks = [check for check in certificate.checks if check.pixels != "not finite"]
     graph = runtime.open(file)
-    results = []
+    results: list[torch.Tensor] = []
     for check in checks:
         if check.compares == "results":
             results.append(graph.run(convert_images(outgoing.takes, check.images()))["logits"])
@@ -223,7 +231,6 @@ def certify(
             f"the int8 graph gives different results when it runs twice ({quantized_certificate.describe()}), "
             "so nothing was written; please report this"
         )
-    return certificate
 
 
 def _write(certificate: Certificate, runtime: Runtime, file: Path, results: list[torch.Tensor]) -> Certificate:

@@ -236,7 +236,8 @@ def size_to_trace(grid: tuple[int, int], stride: tuple[int, int]) -> tuple[int, 
 
     The exporter would take equal sizes for the same size.
     """
-    (rows, columns), (height, width) = (grid[0] + 1, grid[1] + 2), stride
+    rows, columns = grid[0] + 1, grid[1] + 2  # more than the nominal grid, and not equal for a square one
+    height, width = stride
     while rows * height == columns * width:
         columns += 1
     return rows * height, columns * width

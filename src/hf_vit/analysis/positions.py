@@ -75,7 +75,7 @@ class PositionSimilarity(Analysis):
         return None
 
     def measure(self) -> Arrays:
-        """Return the similarities."""
+        """Return the cosine similarity of every pair of patches' position embeddings."""
         table = patch_positions(self.context.subject.model)
         assert table is not None
         return {"similarity": position_similarity(table).float().cpu().numpy()}

@@ -98,7 +98,7 @@ class ReceptiveField(FeatureAnalysis):
             return self._measure()
 
     def _measure(self) -> Arrays:
-        """Compute what `measure` returns."""
+        """Compute the maps and metrics of all depths from the gradients of all images."""
         energy: dict[int, torch.Tensor] = {}
         grids: list[tuple[int, int]] = []
         num_images = 0

@@ -202,7 +202,7 @@ def load_unlabeled(
 
 
 def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool, target: Target | None) -> ImageData:
-    """Load built-in data."""
+    """Load a built-in data set: digits, photos, fractals or scenes; the last two are computed."""
     kind = name.partition(":")[0]
     default_size = None if image_size is None else max(image_size)
     hashed_text = None  # of synthetic images; the fingerprint of others is a hash of their content

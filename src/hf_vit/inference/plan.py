@@ -218,7 +218,7 @@ class Plan:
     classifiers: list[HfViTBaseForImageClassification] = field(default_factory=list)
 
     def carry_out(self) -> None:
-        """Make all changes."""
+        """Make all changes on the model, and let its classifiers compute only what their heads read."""
         for owner, name, value in self.changes:
             setattr(owner, name, value)
         for classifier in self.classifiers:

@@ -219,7 +219,10 @@ def patch_coordinates(
 
 
 def draw_moves(config: HfViTBaseConfig, like: torch.Tensor) -> list[torch.Tensor]:
-    """Draw how a training pass changes centered coordinates: shift and factor [2] of rows and columns."""
+    """Draw how a training pass changes centered coordinates: shift and factor [2] of rows and columns.
+
+    Factors are uniform on a logarithmic scale.
+    """
 
     def draw(count: int, limit: float) -> torch.Tensor:
         return torch.empty(count, dtype=like.dtype, device=like.device).uniform_(-limit, limit)

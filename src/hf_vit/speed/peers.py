@@ -206,7 +206,7 @@ def _build_timm(shape: Shape) -> nn.Module:
 
 
 def _build_vit_pytorch(shape: Shape) -> nn.Module:
-    """Build vit-pytorch's ViT."""
+    """Build vit-pytorch's ViT of the same sizes."""
     from vit_pytorch import ViT
 
     config = shape.config()
@@ -450,7 +450,7 @@ class Cell:
             model(images)
 
         def train() -> None:
-            """Run one training step."""
+            """Run forward and backward pass and one step of AdamW."""
             with torch.autocast(device_type, dtype, enabled=dtype != torch.float32):
                 outputs = model(images)
                 # Products alone have no head, so the first token serves as logits.

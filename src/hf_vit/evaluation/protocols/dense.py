@@ -130,11 +130,12 @@ class DetectionMeter:
         self.num_images = self.num_objects = self.num_singles = 0
 
     def update(self, predicted: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> None:
-        """Add an image."""
+        """Add the detected and the annotated objects of an image."""
         self._metric.update([self._to_cpu(predicted)], [self._to_cpu(truth)])
         self.num_images += 1
         self.num_objects += len(truth["labels"])
         crowds = truth.get("iscrowd")
+        # Crowds are ignored; without any other object there is no precision.
         self.num_singles += len(truth["labels"]) - (0 if crowds is None else int(crowds.sum()))
 
     def image_score(self, predicted: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> float:
@@ -147,15 +148,21 @@ class DetectionMeter:
         return score if score >= 0 else float("nan")  # torchmetrics returns -1 without objects
 
     def values(self, names: Sequence[str]) -> dict[str, Any]:
-        """Compute the metrics of all images, None without objects of a size; those of masks begin with "mask_"."""
+        """Compute the metrics of all images by name; those of masks begin with "mask_".
+
+        Without objects of a size, torchmetrics returns -1 for its metrics, which become None here; classes without
+        objects are left out.
+        """
         if not self.num_singles:
             raise UserError(f"none of the {self.num_images:,} images has an annotated object; evaluate another --split")
         metrics: Mapping[str, torch.Tensor] = self._metric.compute()
         values: dict[str, Any] = {}
-        for prefix, kind in (("", "bbox"), ("mask_", "segm"))[: 1 + self.with_masks]:
+        kinds = {"": "bbox", "mask_": "segm"} if self.with_masks else {"": "bbox"}
+        for prefix, kind in kinds.items():
             metric_prefix = f"{kind}_" if f"{kind}_map" in metrics else ""
-            measured = {prefix + name: float(metrics[metric_prefix + key]) for key, name in _COCO.items()}
-            values |= {name: value if value >= 0 else None for name, value in measured.items()}
+            for key, name in _COCO.items():
+                value = float(metrics[metric_prefix + key])
+                values[prefix + name] = value if value >= 0 else None
             classes = metrics["classes"].reshape(-1).tolist()
             precisions = metrics[f"{metric_prefix}map_per_class"].reshape(-1).tolist()
             pairs = zip(classes, precisions, strict=True)
