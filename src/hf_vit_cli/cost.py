@@ -221,9 +221,9 @@ def make_time_rows(summary: "CostSummary") -> Rows:
             rows.append(
                 ("estimated price", f"${estimate.dollars:,.2f} ({estimate.device_hours:,.1f} h x ${estimate.price:g})")
             )
-    if (run := summary.measured) is not None and run.seconds is not None and run.flops_per_second is not None:
-        details = f"{flops(run.flops_per_second)}/s"
-        if estimate is not None:
+    if (run := summary.measured) is not None and run.seconds:
+        details = "on cached features" if run.flops_per_second is None else f"{flops(run.flops_per_second)}/s"
+        if run.flops_per_second is not None and estimate is not None:
             details += f", {run.flops_per_second / (estimate.devices * estimate.device_flops):.0%} of this peak"
         rows.append(("measured time", f"{format_duration(run.seconds)} ({details})"))
         if run.hardware:

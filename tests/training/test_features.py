@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from training.conftest import COLOURS, coloured_square, make_tiny_config, same_weights, untimed_log
 
 from hf_vit import HfAxialResNetConfig, HfMixerConfig, UserError
+from hf_vit.cost import cost_summary
 from hf_vit.training import finetune
 
 STEADY = dict(tune="head", steps=12, evaluations=3, batch_size=16, learning_rate=1e-2)
@@ -66,6 +67,7 @@ def test_heads_are_those_of_images(config, settings, train, cache):
     assert same_weights(again.folder, cached.folder)
     assert untimed_log(again) == untimed_log(cached)
     assert files(cache) == written
+    assert cost_summary(cached.folder).measured.flops_per_second is None  # the backbone did not run
 
 
 def test_resume_is_exact_and_an_interrupted_cache_is_completed(train, killed, cache):

@@ -107,7 +107,8 @@ def estimate(
 class MeasuredRun:
     """A finished training: the images of all epochs, and its duration including evaluations and checkpoints.
 
-    `error` is 1 - top-1 accuracy of the last evaluation after it, or None.
+    `error` is 1 - top-1 accuracy of the last evaluation after it, or None. `training_flops` is 0 for a head trained on
+    cached features, whose backbone did not run.
     """
 
     folder: str
@@ -119,8 +120,8 @@ class MeasuredRun:
 
     @property
     def flops_per_second(self) -> float | None:
-        """Return the mean FLOP/s over the training's whole duration; None if the duration is unknown."""
-        return self.training_flops / self.seconds if self.seconds else None
+        """Return the mean FLOP/s over the training's whole duration; None if it or the FLOPs are unknown."""
+        return self.training_flops / self.seconds if self.seconds and self.training_flops else None
 
 
 def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
@@ -137,6 +138,7 @@ def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
     config, task = find_config(folder)
     images = _count_images(training, Path(folder).name)
     passes = _CONTRASTIVE if training.values.get("objective") == "contrastive" else 1
+    passes *= not training.values.get("cache_features")
     accuracies = [
         as_fraction(record.values.get("top1")) for record in records[indices[-1] :] if record.kind == "evaluation"
     ]
