@@ -3,6 +3,8 @@
 A page says `<!-- options -->` where the options of the command of its name belong, and `<!-- commands -->` for the list
 of all: both are read from the program itself. `<!-- models -->` and `<!-- models vit-digits -->` become the page of the
 models in model_cards/, made while the site is built. Links are written as they work in the repository.
+
+python docs/hooks.py                # writes the commands into skills/hf-vit/SKILL.md, which agents read
 """
 
 import html
@@ -174,7 +176,23 @@ def on_post_build(config: MkDocsConfig) -> None:
         first = next((" ".join(block.split()) for block in blocks if block.lstrip("\n")[:1].isalpha()), "")
         lines.append(f"- [{title}]({path.stem}.html): {re.split(r'(?<=[.]) ', first)[0]}")
     lines += ["", "## Commands", ""]
-    lines += [
-        f"- [hf-vit {name}](commands/{name}.html): {command.help}" for name, command in program().commands.items()
-    ]
+    lines += [f"- [hf-vit {name}](commands/{name}.html): {text}" for name, text in summaries()]
     (Path(config.site_dir) / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def summaries() -> Iterator[tuple[str, str]]:
+    """Every command with its help on one line."""
+    for name, command in program().commands.items():
+        yield name, " ".join((command.help or "").split())
+
+
+def skill(text: str) -> str:
+    """The text of SKILL.md with the commands of now."""
+    head, _, rest = text.partition("<!-- commands -->\n")
+    lines = [f"- `hf-vit {name}`: {summary}\n" for name, summary in summaries()]
+    return "".join([head, "<!-- commands -->\n", *lines, "<!-- end -->", rest.partition("<!-- end -->")[2]])
+
+
+if __name__ == "__main__":
+    SKILL = ROOT / "skills/hf-vit/SKILL.md"
+    SKILL.write_text(skill(SKILL.read_text(encoding="utf-8")), encoding="utf-8")

@@ -17,6 +17,7 @@ from hf_vit_cli.main import COMMANDS, build_app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+SKILL = ROOT / "skills/hf-vit/SKILL.md"
 CONTENTS = re.findall(r"^ *- [^:\n]+: ([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
 # Pages that docs/hooks.py takes from other folders.
 BORROWED = {"benchmarks.md", "origins.md", "tables.md"}
@@ -38,7 +39,7 @@ def test_every_command_has_its_page():
         assert page.count("\n<!-- options -->\n") == 1
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [ROOT / "README.md", SKILL, *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem)
 def test_commands_that_pages_show_can_be_typed(page: Path):
     """Their names, arguments, options and values exist; tests/test_readme.py runs those of the first pages."""
     commands = typer.main.get_command(build_app()).commands  # pyright: ignore[reportAttributeAccessIssue]
@@ -64,6 +65,15 @@ def test_messages_name_only_options_that_exist():
         for line, _, text in pages["texts"](path):
             unknown = {*re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)} - known - foreign
             assert not unknown, f"{path}:{line}"
+
+
+def test_the_skill_lists_the_commands_of_now():
+    """`python docs/hooks.py` writes them. Its head is what agents choose it by."""
+    text = SKILL.read_text()
+    assert runpy.run_path(str(DOCS / "hooks.py"))["skill"](text) == text
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert head["name"] == SKILL.parent.name
+    assert len(head["description"]) < 1024
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -119,3 +120,23 @@ def test_the_direct_dependencies_are_enough(python: Path, loopback_server: Loopb
         assert (code, heard.count("\n")) == (1, 1), (line, heard)
         assert f"needs {needed}" in heard, (line, heard)
         assert f"hf-vit[{extra}]" in heard or f"pip install {extra}" in heard, (line, heard)
+
+
+@pytest.mark.slow  # a minute
+def test_the_steps_of_the_dockerfile_run(tmp_path: Path) -> None:
+    """Without docker and the network: pip finds all but this package among what is installed here."""
+    site, found = Path(sysconfig.get_path("purelib")), tmp_path / "installed"
+    found.mkdir()
+    for entry in site.iterdir():
+        if not entry.name.startswith(("hf_vit", "__editable__", "__pycache__")):
+            (found / entry.name).symlink_to(entry)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON", "PIP_"))}
+    offline = {"PYTHONPATH": str(found), "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    command = [sys.executable, str(ROOT / "tests/dockerfile.py"), str(tmp_path / "image")]
+    done = subprocess.run(command, env=kept | offline, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"hf-vit {version}\n" in done.stdout
+    assert "finetune" in done.stdout.split("$ hf-vit --help\n")[1]
+    (package,) = (tmp_path / "image/venv").glob("lib/python*/site-packages/hf_vit")
+    assert (package / "conversion/api.py").is_file()

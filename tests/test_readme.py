@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 import sklearn.datasets
 import sklearn.utils
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from hf_vit.results.facts import Facts
@@ -81,6 +83,32 @@ def test_commands_run(block: str, clone: Path):
         else:
             assert program == "hf-vit"
             run_program(arguments)
+
+
+@pytest.mark.slow  # 25 s; the commands themselves have tests of their own
+def test_the_tasks_of_the_skill_run(clone: Path):
+    """Five, which agents read; the lines that need the Hub are checked by tests/test_docs.py alone."""
+    text = (ROOT / "skills/hf-vit/SKILL.md").read_text()
+    tasks = re.findall(r"^\d\. [^\n]*\n\n```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(tasks) == 5
+    for line in "".join(tasks).splitlines():
+        run_briefly(shlex.split(line))
+    for made in ("model.safetensors", "facts.json", "../skill-onnx/export.json", "../skill-features/manifest.json"):
+        assert (clone / "out/skill" / made).is_file()
+
+
+def test_a_data_set_is_searched_by_image(clone: Path):
+    """`examples/search.py`, where faiss is installed; an image of the data finds itself first."""
+    pytest.importorskip("faiss")
+    example = runpy.run_path(str(ROOT / "examples/search.py"))["main"]
+    image = Image.fromarray((sklearn.datasets.load_digits().images[3] * 17).clip(0, 255).astype("uint8"))
+    image.save(clone / "query.png")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        example("out/demo", "digits", "query.png")
+    lines = printed.getvalue().splitlines()
+    assert lines[0].startswith("HNSW: 600 images")
+    assert float(re.fullmatch(r"recall of the 10 nearest: ([\d.]+)% of 600 queries", lines[2])[1]) > 95
+    assert len(lines) == 13
 
 
 @pytest.mark.slow  # the commands of the README once more, on photographs
