@@ -37,6 +37,7 @@ from hf_vit.conversion.targets.graphs.tracing import (
     only_whole_patches,
     onnx_program,
     takes_other_sizes,
+    write_constants_as_tensors,
 )
 from hf_vit.conversion.targets.target import OutgoingModel, Target
 from hf_vit.errors import UserError
@@ -122,6 +123,7 @@ class OnnxGraph(_GraphTarget):
         model.metadata_props.update(_metadata(outgoing))
         if outgoing.opset is not None:
             lower_opset(model, outgoing.opset)
+        write_constants_as_tensors(model)
         program.save(str(outgoing.folder / self.runtime.file))
         outgoing.processor.save_pretrained(outgoing.folder)
 

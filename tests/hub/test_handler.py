@@ -222,6 +222,7 @@ LOAD_SECONDS = int(os.environ.get("LOAD_SECONDS", "30"))
 
 
 @pytest.mark.slow  # half a minute of load, on a model of every task, each way
+@pytest.mark.timeout(LOAD_SECONDS + 300)
 def test_memory_does_not_grow_under_load(server: Server, folders: dict[str, Path], files: list[Path]) -> None:
     """Four threads, one request in five bad; the last third of the time needs no more than the one before."""
     texts = [base64.b64encode(path.read_bytes()).decode() for path in files]

@@ -207,11 +207,23 @@ def lower_opset(model: Any, opset: int) -> None:
     model.opset_imports[""] = opset
 
 
+def write_constants_as_tensors(model: Any) -> None:
+    """Give the constants of an `onnx_ir.Model` tensors, in place: onnxruntime's shape inference reads no others."""
+    from onnxscript import ir
+
+    for node in model.graph.all_nodes():
+        if node.op_type == "Constant" and "value" not in node.attributes:
+            tensor = ir.convenience.get_const_tensor(node.outputs[0])
+            node.attributes.clear()
+            node.attributes["value"] = ir.AttrTensor("value", tensor)
+
+
 def _layer_norm(nodes: Nodes, options: Mapping[str, Any], values: Any, scale: Any, bias: Any = None) -> Any:
     """Compute LayerNormalization over the last axis by its definition."""
     mean: Any = {"axes": [-1], "keepdims": 1}
     centered = nodes.Sub(values, nodes.ReduceMean(values, **mean))
-    variance = nodes.ReduceMean(nodes.Mul(centered, centered), **mean)
+    # The form that onnxruntime's optimizers recognize; Mul(centered, centered) ends one of them with an error.
+    variance = nodes.ReduceMean(nodes.Pow(centered, nodes.constant(2.0, FLOAT)), **mean)
     deviation = nodes.Sqrt(nodes.Add(variance, nodes.constant(options["epsilon"], FLOAT)))
     scaled = nodes.Mul(nodes.Div(centered, deviation), scale)
     return scaled if bias is None else nodes.Add(scaled, bias)
