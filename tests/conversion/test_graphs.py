@@ -171,12 +171,14 @@ def test_onnxruntimes_tools_take_the_graph(name: str, choice: str, opset: int, t
     """Shape inference, the preparation for quantization and the transformers' optimizer, which change no answer."""
     fields = {"hidden_act": "gelu"} if choice == "gelu" else {}
     model = saved(name, tmp_path / "model", "default" if fields else choice, **fields)
-    export(tmp_path / "model", tmp_path / "out", "onnx", opset=opset)
+    # Symbolic shape inference gives up on graphs of local attention for any size, and on a ResNet's altogether.
+    export(tmp_path / "model", tmp_path / "out", "onnx", opset=opset, static=name == "local")
     file, images = tmp_path / "out/model.onnx", torch.randn(2, 3, *model.config.nominal_size)
     wanted = answers(session_of(file), images)
     inferred = onnx.shape_inference.infer_shapes(onnx.load(file), check_type=True, strict_mode=True, data_prop=True)
     onnx.checker.check_model(inferred, full_check=True)
-    quantization.quant_pre_process(str(file), str(tmp_path / "prepared.onnx"))
+    is_resnet = name in ("hybrid", "bit")
+    quantization.quant_pre_process(str(file), str(tmp_path / "prepared.onnx"), skip_symbolic_shape=is_resnet)
     sizes = {"num_heads": getattr(model.config, "num_attention_heads", 0), "hidden_size": model.config.hidden_size}
     optimize_model(str(file), "vit", **sizes, opt_level=0).save_model_to_file(str(tmp_path / "optimized.onnx"))
     for made in ("prepared", "optimized"):
