@@ -398,7 +398,7 @@ def _cropping(outgoing: OutgoingModel) -> tuple[str, float]:
     is_other = size != expected_size or crop != {"height": height, "width": width} or not has_square_crop
     if not processor.do_resize or has_padding or is_other:
         raise UserError(
-            f"timm cannot preprocess images with size={size}, crop_size={crop}{', do_pad=True' * has_padding} for a "
+            f"timm cannot preprocess images with size={size}, crop_size={crop}, do_pad={has_padding} for a "
             f"model of {height}x{width} px, so nothing was written; resize to the model's size in "
             "preprocessor_config.json"
         )

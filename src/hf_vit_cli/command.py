@@ -376,7 +376,8 @@ def print_table(rows: "Iterable[Sequence[str] | None]", *header: "str | Column",
     from rich.table import Table
 
     columns = [escape(plain_text(column)) if isinstance(column, str) else column for column in header]
-    table = Table(*columns, title=title and escape(plain_text(title)), title_justify="left", show_header=bool(header))
+    safe_title = None if title is None else escape(plain_text(title))
+    table = Table(*columns, title=safe_title, title_justify="left", show_header=bool(header))
     for row in rows:
         if row is None:
             table.add_section()

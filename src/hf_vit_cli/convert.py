@@ -88,7 +88,7 @@ def convert(
     values |= {
         "image_size": parse_size(image_size),
         "resize_to": parse_size(resize_to, "--resize-to"),
-        "labels": labels and read_labels(labels),
+        "labels": None if labels is None else read_labels(labels),
     }
     result = api.convert(model, output, recording=verify, **values)
     if (assumption := api.assumption(result.plan)) is not None:

@@ -434,8 +434,8 @@ def _describe_inputs(context: Context, analysis: type[Analysis]) -> AnalysisInpu
         model=ModelInput(**context.subject.describe()),
         images=ImagesInput.model_validate(context.images, from_attributes=True),
         settings=asdict(context.settings),
-        against=second_model and ModelInput(**second_model.describe()),
-        cue_conflicts=conflicts and ImagesInput.model_validate(conflicts.images, from_attributes=True),
+        against=None if second_model is None else ModelInput(**second_model.describe()),
+        cue_conflicts=None if conflicts is None else ImagesInput.model_validate(conflicts.images, from_attributes=True),
     )
 
 

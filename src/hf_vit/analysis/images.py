@@ -242,7 +242,7 @@ class CueConflicts:
                 content = (self.images.fingerprint, self.classes, self.shapes, self.textures, labels)
                 fingerprint = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
                 return replace(self, labels=labels, images=replace(self.images, fingerprint=fingerprint))
-        missing_text = ", ".join(missing[:3]) + ", ..." * (len(missing) > 3)
+        missing_text = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise UserError(
             f"{subject.name} has no label {missing_text}; give --class-map FILE, a JSON object that maps every "
             'class to its labels: {"cat": ["tabby", "tiger cat"], ...}'

@@ -208,7 +208,8 @@ def select_records(facts: Facts) -> list[Record]:
     for record in select_current(facts):
         if record.kind == "evaluation" and isinstance(record.values.get("headline"), dict):
             data = record.data
-            key = (str(record.values.get("protocol")), data and (data.name, data.split, data.fingerprint))
+            data_key = None if data is None else (data.name, data.split, data.fingerprint)
+            key = (str(record.values.get("protocol")), data_key)
             latest[key] = record
     return [*select_evaluations(facts), *latest.values()]
 

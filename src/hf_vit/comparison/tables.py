@@ -137,7 +137,8 @@ def _list_numbers(result: ModelResult, speed: SpeedResult | None) -> dict[str, A
     row |= dict(zip(("image_height", "image_width"), result.image_size, strict=True))
     row |= {"parameters": result.parameters, "flops": result.flops}
     for name, share in (("top1", result.top1), ("top5", result.top5)):
-        row |= {name: share and share.value, f"{name}_low": share and share.low, f"{name}_high": share and share.high}
+        numbers = (None, None, None) if share is None else (share.value, share.low, share.high)
+        row |= dict(zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True))
     row |= {"loss": result.loss, "ece": result.ece, "clean": result.clean}
     row |= {f"corrupted_{name}": value for name, value in result.corruptions.items()}
     row |= {f"fgsm_{epsilon}": value for epsilon, value in (result.fgsm or {}).items()}

@@ -107,7 +107,8 @@ def memory_plan(
         return peak, min(peak, peak_of_double - peak)
 
     peak, image_bytes = measure_step(checkpointing=False)
-    checkpointed = measure_step(checkpointing=True) if model_class.supports_gradient_checkpointing else None
+    supports_checkpointing = model_class.supports_gradient_checkpointing
+    checkpointed_peak, checkpointed_bytes = measure_step(checkpointing=True) if supports_checkpointing else (0, 0)
     with torch.device("meta"), no_init_weights():
         full_model = model_class(config)
     parameters, *blocks = (
@@ -121,12 +122,13 @@ def memory_plan(
     def plan_devices(count: int) -> DeviceMemory:
         """Return the memory of each of this many devices."""
         if count == 1:
-            return DeviceMemory(1, states + peak, states + peak, checkpointed and states + checkpointed[0])
-        shard = -(-states // count) + gathered_bytes
-        buckets = parameters * _FLOAT32
-        return DeviceMemory(
-            count, states + buckets + peak, shard + image_bytes, checkpointed and shard + checkpointed[1]
-        )
+            replicated = sharded = states + peak
+            checkpointed = states + checkpointed_peak
+        else:
+            replicated = states + parameters * _FLOAT32 + peak  # with DDP's buckets
+            shard = -(-states // count) + gathered_bytes
+            sharded, checkpointed = shard + image_bytes, shard + checkpointed_bytes
+        return DeviceMemory(count, replicated, sharded, checkpointed if supports_checkpointing else None)
 
     counts = sorted({2**power for power in range(devices.bit_length())} | {devices})
     return MemoryPlan(
@@ -137,7 +139,7 @@ def memory_plan(
         parameters=parameters,
         states=states,
         activations=peak,
-        checkpointed=checkpointed and checkpointed[0],
+        checkpointed=checkpointed_peak if supports_checkpointing else None,
         rows=tuple(map(plan_devices, counts)),
     )
 

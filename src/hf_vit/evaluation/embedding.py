@@ -573,7 +573,8 @@ class OutputFolder:
         """Return the names in the folder, with a / after those of folders; none if the folder does not exist."""
         if self.path is not None:
             remove_leftovers(self.path)
-            return {entry.name + "/" * entry.is_dir() for entry in self.path.iterdir()} if self.path.exists() else set()
+            files = self.path.iterdir() if self.path.exists() else ()
+            return {file.name + ("/" if file.is_dir() else "") for file in files}
         store, folder = self._open_store()
         with explain_store_errors(self, "listed"):
             store.invalidate_cache()  # other processes may have written
@@ -582,7 +583,7 @@ class OutputFolder:
             except FileNotFoundError:
                 return set()
         prefix = f"{folder.strip('/')}/"
-        paths = (entry["name"].strip("/") + "/" * (entry["type"] == "directory") for entry in entries)
+        paths = (entry["name"].strip("/") + ("/" if entry["type"] == "directory" else "") for entry in entries)
         return {path.removeprefix(prefix) for path in paths if path.startswith(prefix) and path != prefix}
 
     def open(self, name: str) -> IO[bytes]:

@@ -126,9 +126,9 @@ def _model_section(folder: Path, config: ModelConfig) -> dict[str, Any]:
     width = backbone.hidden_size
     heads = backbone.num_attention_heads
     shape = {
-        f"{layers} layer{'s' * (layers != 1)}": isinstance(layers, int),
+        f"{layers} layer{'' if layers == 1 else 's'}": isinstance(layers, int),
         f"width {width}": isinstance(width, int),
-        f"{heads} attention head{'s' * (heads != 1)}": isinstance(heads, int),
+        f"{heads} attention head{'' if heads == 1 else 's'}": isinstance(heads, int),
         f"patches of {_format_size(backbone.patch_size)} px": backbone.patch_size,
         f"images of {_format_size(backbone.image_size)} px": backbone.image_size,
     }
@@ -330,7 +330,7 @@ def _headline_rows(records: Sequence[Record]) -> list[tuple[str, str, str | None
             continue
         for name in sorted(headline, key=numbers_in_order):
             row = (name, _format_percent(headline[name]), _describe_data(record), f"{record.date:%Y-%m-%d}")
-            latest[name, row[2], data and data.fingerprint] = row
+            latest[name, row[2], None if data is None else data.fingerprint] = row
     return list(latest.values())
 
 

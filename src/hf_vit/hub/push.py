@@ -72,7 +72,7 @@ class Account(BaseModel):
     @property
     def is_read_only(self) -> bool:
         """Return whether the token may not write."""
-        token = self.auth and self.auth.accessToken
+        token = None if self.auth is None else self.auth.accessToken
         return token is not None and token.role == "read"
 
 
@@ -535,7 +535,7 @@ class Push:
     @property
     def _url(self) -> str:
         """Return the URL of the repository."""
-        return f"{self.api.endpoint}/{'spaces/' * self.space}{self.repo_id}"
+        return f"{self.api.endpoint}/{'spaces/' if self.space else ''}{self.repo_id}"
 
     def _make_result(self, commit: str | None, changed: bool = True, pull_request: str | None = None) -> PushResult:
         """Return the result of the push."""

@@ -79,7 +79,7 @@ def _check_replaceable(output: str | Path, target: Path, force: bool | None) -> 
 def _find_foreign_files(folder: Path) -> list[str]:
     """Return the names of files in a folder that hf_vit does not write."""
     entries = (*folder.iterdir(), *folder.glob("onnx/*"))
-    names = [path.relative_to(folder).as_posix() + "/" * path.is_dir() for path in entries]
+    names = [path.relative_to(folder).as_posix() + ("/" if path.is_dir() else "") for path in entries]
     return sorted(name for name in names if not _OUR_FILES.fullmatch(name))
 
 

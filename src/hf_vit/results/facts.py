@@ -236,7 +236,7 @@ def _to_json(value: Any) -> JsonValue:
     if value is None:
         return value
     if isinstance(value, int):
-        return value if abs(value) <= sys.float_info.max else f"{'-' * (value < 0)}inf"
+        return value if abs(value) <= sys.float_info.max else ("-inf" if value < 0 else "inf")
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     if isinstance(value, float):

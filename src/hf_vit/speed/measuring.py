@@ -107,8 +107,8 @@ def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         function()
     allocated = peak = 0
-    results: Any = profile.profiler and profile.profiler.kineto_results
-    for event in results.events():
+    profiler: Any = profile.profiler  # None only before the profile begins
+    for event in profiler.kineto_results.events():
         if event.name() == "[memory]":
             allocated += event.nbytes()
             peak = max(peak, allocated)
