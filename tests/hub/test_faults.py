@@ -181,7 +181,7 @@ def test_no_right_to_write(hub: Loopback, xet_client: Client, folder: Path, make
     message = refused(hub, xet_client, folder, token="hf_alice_read")
     assert "alice/my-vit must be created, but the token of" in message
     message = refused(hub, xet_client, folder, token="hf_bob_write")
-    assert "has no right to create it: give bob/my-vit" in message
+    assert "has no right to create it; push to bob/my-vit" in message
     message = refused(hub, xet_client, folder, token="hf_bob_write", repo_id="acme/vit")
     assert "ask acme for write access" in message
     xet_client.run("hub.jobs:push", folder=str(folder))

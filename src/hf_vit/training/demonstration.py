@@ -49,7 +49,7 @@ images = [Image.open(file).convert("RGB") for file in files]
 probabilities = model(**processor(images=images, return_tensors="pt")).logits.softmax(-1)
 best = probabilities.max(-1)
 print(json.dumps({
-    "import_error": barred,
+    "import_error": import_error,
     "labels": [model.config.id2label[index] for index in best.indices.tolist()],
     "probabilities": best.values.tolist(),
 }))
