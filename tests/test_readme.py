@@ -132,6 +132,20 @@ def test_the_first_page_after_it_runs_too(clone: Path):
     assert len((clone / "predictions.csv").read_text().splitlines()) == 1 + 320
 
 
+@pytest.mark.slow  # trainings of a small model, each of which has tests of its own
+def test_the_commands_about_dinov3_run(clone: Path):
+    """In an epoch each; a page needs a download, tests/pages makes it."""
+    (section,) = re.findall(r"^## DINOv3 by commands\n(.*)", (ROOT / "docs/training.md").read_text(), re.M | re.DOTALL)
+    *trainings, page = map(shlex.split, re.findall(r"^hf-vit .*", section, flags=re.MULTILINE))
+    for words in trainings:
+        run_briefly(words)
+    assert page[:4] == ["hf-vit", "page", "out/dinov3", "out/lora"]
+    configs = [json.loads((clone / f"out/{name}/config.json").read_text()) for name in ("dinov3", "lora", "masks")]
+    assert [config.get("backbone_config", config)["rotary_embedding"] for config in configs] == ["axial"] * 3
+    card = re.findall(r"^```text\n(A Vision .*?)^```", section, flags=re.M | re.DOTALL)[0]
+    assert " ".join(card.split()) in (clone / "out/dinov3/README.md").read_text()
+
+
 @pytest.mark.slow  # six exports, each of which has tests of its own in tests/conversion
 def test_the_page_about_production_runs(clone: Path):
     """All its blocks in their order, in few steps; what is of node, tests/conversion/test_runtimes.py runs."""
