@@ -304,7 +304,9 @@ def rotate(states: torch.Tensor, rotation: Rotation, pairing: str) -> torch.Tens
             pairs = torch.complex(*wide.chunk(2, dim=-1))
         else:
             pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
-        return torch.view_as_real(pairs * rotation).flatten(-2).to(states.dtype)
+        is_copy = pairing == "halves" or wide is not states  # new memory costs more than the product
+        pairs = pairs.mul_(rotation) if is_copy else pairs * rotation
+        return torch.view_as_real(pairs).flatten(-2).to(states.dtype)
     cosine, sine = (rotation.real, rotation.imag) if isinstance(rotation, torch.Tensor) else rotation
     if pairing == "halves":
         first, second = states.chunk(2, dim=-1)
