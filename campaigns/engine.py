@@ -3,12 +3,14 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -49,16 +51,18 @@ class Campaign:
         quick = [case for case in self.cases() if self.is_quick(case)]
         return random.Random(self.name).sample(quick, count)
 
-    def run(self, folder: Path) -> Counter[tuple[str, str]]:
+    def run(self, folder: Path, only: str = "") -> Counter[tuple[str, str]]:
         """Try every case that was not tried before, then write the record.
 
         Args:
             folder: empty; for what the cases need.
+            only: regular expression; other cases keep the outcomes of the record, which tells what was tried again. For
+                campaigns whose groups are single cases.
 
         Returns:
             (group, outcome) -> number of cases; the outcome of a failure begins with `FAILED`.
         """
-        cases = list(self.cases())
+        cases = [case for case in self.cases() if re.search(only, case)]
         assert len(set(cases)) == len(cases), "a case was drawn twice"
         progress = SCRATCH / f"{self.name}.jsonl"
         progress.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +77,7 @@ class Campaign:
                 if number % 100 == 0 or number == len(cases):
                     print(f"{self.name}: {number} of {len(cases)} cases", flush=True)
         counts = Counter((self.group_of(case), outcomes[case]) for case in cases)
-        self._record(counts)
+        self._record(counts, bool(only))
         progress.unlink()
         return counts
 
@@ -86,11 +90,20 @@ class Campaign:
             return {}
         return dict(json.loads(line) for line in lines if line.endswith("]"))  # a kill cuts the last line short
 
-    def _record(self, counts: Counter[tuple[str, str]]) -> None:
+    def _record(self, counts: Counter[tuple[str, str]], is_part: bool) -> None:
         from hf_vit.results.documents import Measurements
 
         RESULTS.mkdir(exist_ok=True)
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        if is_part:
+            path = RESULTS / f"{self.name}.json"
+            record, outcomes = json.loads(path.read_text()), dict(counts.keys())
+            for row in record["rows"]:
+                if row["group"] in outcomes:
+                    row["outcomes"] = {outcomes[row["group"]]: 1}
+            again = {"cases": len(outcomes), "date": f"{date.today():%Y-%m-%d}", "commit": commit.stdout.strip()}
+            path.write_text(json.dumps({**record, "again": again}, indent=1, ensure_ascii=False) + "\n")
+            return
         record = Measurements(
             RESULTS / f"{self.name}.json",
             f"python -m campaigns {self.name}",

@@ -21,7 +21,7 @@ pooled features without a head) equal timm's to 1e-5 of the largest value in flo
 1e-10 in float64 (1e-7 with rotary positions, whose angles timm computes in float32; the tables of NaFlexVit, which it
 resizes in float32, were resized in float64 for this).
 
-Recorded on {date} with `{command}`; `python -m campaigns.timm_page` writes this page from the record.
+Recorded on {date} with `{command}`{again}; `python -m campaigns.timm_page` writes this page from the record.
 
 ## Converted
 
@@ -37,6 +37,9 @@ def render(record: Mapping[str, Any]) -> str:
         if outcome.startswith(REFUSED):
             refused[outcome.removeprefix(REFUSED)].append(name)
     details = {name: record[name] for name in ("timm", "date", "command")}
+    details["again"] = ""
+    if (again := record.get("again")) is not None:
+        details["again"] = f", and {again['cases']} architectures again on {again['date']} (`--only`)"
     head = HEAD.format(total=len(outcomes), exact=len(exact), refused=sum(map(len, refused.values())), **details)
     by_number = sorted(refused.items(), key=lambda item: -len(item[1]))
     rows = [f"| {len(names)} | {reason.replace('|', '/')} | {_format_names(names)} |" for reason, names in by_number]
