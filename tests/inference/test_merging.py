@@ -199,3 +199,14 @@ def test_compiled() -> None:
     wanted = hf_vit.optimize_for_inference(model, merge_tokens=3)(images).logits
     fast = hf_vit.optimize_for_inference(fast, merge_tokens=3, compile=True)
     torch.testing.assert_close(fast(images).logits, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("count", "left"), [(1, None), (4, None), (5, 3), (8, 2)])
+def test_too_few_tokens_left_are_told(count: int, left: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    """Of 16 patches three of four blocks merge: 4 each leave 4; 5 each merge 5, 5 and, of the 6 left, but 3."""
+    _, model, _ = merging_model("plain", image_size=64, patch_size=16)
+    hf_vit.optimize_for_inference(model, merge_tokens=count)
+    texts = [record.getMessage() for record in caplog.records if "merge_tokens" in record.getMessage()]
+    assert [f"leaves {left} of the 16 patch tokens" in text and "at most 4" in text for text in texts] == [True] * (
+        left is not None
+    )

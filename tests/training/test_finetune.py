@@ -3,9 +3,13 @@
 import contextlib
 import io
 import json
+import shutil
+import struct
 from itertools import cycle, islice
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -23,14 +27,15 @@ from transformers import (
 )
 
 from hf_vit import HfViTForImageClassification
+from hf_vit.cost import memory_plan
 from hf_vit.data import load_data, make_processor
 from hf_vit.evaluation import evaluate, evaluate_protocol
-from hf_vit.loading.start import build_classifier, build_processor, find_model
+from hf_vit.loading.start import build_classifier, build_processor, choose_image_size, find_model
 from hf_vit.models.embeddings_hf_vit import resample_position_table
 from hf_vit.models.modeling_hf_vit import HfViTAttention
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.plan import use_bf16
+from hf_vit.training.plan import limit_evaluation, note_memory, use_bf16
 from hf_vit.training.tasks.classification import compute_chance_accuracy, compute_metrics
 from hf_vit.training.trainer.callbacks import Patience
 from hf_vit_cli.main import main
@@ -407,3 +412,61 @@ def test_of_equal_accuracies_the_lower_loss_is_better():
 
     assert score(7000, 0.5) > score(7000, 0.6) > score(6999, 0.5)
     assert score(7001, 20.0) > score(7000, 0.5)
+
+
+def test_a_training_takes_the_size_of_the_checkpoint_s_processor(command, tiny_checkpoint, colours, tmp_path):
+    """A DINOv2 of 518 px by its config is fed 224 px by its processor; and sizes of a recipe become whole patches."""
+    model, sizes = shutil.copytree(tiny_checkpoint, tmp_path / "model"), {}
+    ViTImageProcessor(size={"height": 12, "width": 12}).save_pretrained(model)
+    for name, more in {"processor": (), "option": ("--image-size", "8")}.items():
+        words = ("--data", colours, "--output", tmp_path / name, *SHORT, *more)
+        code, sizes[name], err = command("finetune", "--model", model, *words)
+        assert code == 0, err
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["image_size"] == {"processor": 12, "option": 8}[name]
+    told = "is trained at the 12x12 px of its image processor; its config says 8x8 px"
+    assert [told in out for out in sizes.values()] == [True, False]
+    source = find_model(str(model))
+    (note,) = choose_image_size(source, (10, 10), None)[1]
+    assert note.startswith("images of 10x10 px are not whole patches of 4x4 px")
+    assert choose_image_size(source, None, (15, 18)) == (
+        (12, 16),
+        ["the recipe's images of 15x18 px become 12x16 px, whole patches of 4x4 px"],
+    )
+
+
+def test_a_short_training_evaluates_no_longer_than_it_trains(tiny_checkpoint, tmp_path):
+    """Evaluating 400 images ten times and 9,000 once takes longer than training on 16 images, at three passes each."""
+    random = np.random.RandomState(0)
+    for split, count in (("train", 600), ("val", 400), ("t10k", 9000)):
+        pixels, labels = random.randint(0, 256, (count, 4, 4)), np.arange(count) % 2
+        for kind, array in (("images-idx3", pixels), ("labels-idx1", labels)):
+            header = struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, *array.shape)
+            (tmp_path / "data").mkdir(exist_ok=True)
+            (tmp_path / "data" / f"{split}-{kind}-ubyte").write_bytes(header + array.astype(np.uint8).tobytes())
+    lines = list[str]()
+    recipe = {"steps": 2, "batch_size": 8, "evaluations": 10}
+    result = finetune(str(tiny_checkpoint), tmp_path / "data", tmp_path / "out", report=lines.append, **recipe)
+    assert (Facts.load(tmp_path / "out").records[-1].data.size, result.test.num_images) == (500, 500)
+    assert sum("eval_loss" in entry for entry in result.history) == 1
+    assert any("a short training: it evaluates once instead of 10 times, and on 500 images" in line for line in lines)
+    data, options = load_data(tmp_path / "data"), FinetuneOptions()
+    for steps, batch, evaluations, expected in ((300, 16, 10, 10), (240, 16, 30, 6)):
+        settings = SimpleNamespace(evaluations=evaluations, batch_size=batch)
+        run = SimpleNamespace(recipe=settings, data=data, options=options, steps=steps)
+        assert limit_evaluation(run) == (expected, None)
+
+
+def test_the_memory_of_a_large_step_is_told(monkeypatch):
+    """As `hf-vit cost --memory` plans it; a step that does not fit is told with the remedy."""
+    plan = memory_plan("S/16", batch_size=64)
+    with torch.device("meta"):
+        model = HfViTForImageClassification(find_model("S/16").config)
+    options = FinetuneOptions(device="cpu")
+    run = SimpleNamespace(model=model, micro_batch_size=64, bf16=False, options=options)
+    (note,) = note_memory(run)
+    assert f"a step of 64 images needs about {plan.rows[0].replicated / 1e9:.1f} GB" in note
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))
+    assert note_memory(run) == [f"{note}, but 1.0 GB are free; choose a smaller --micro-batch-size"]
+    run.micro_batch_size = 1
+    assert note_memory(run) == []

@@ -96,19 +96,21 @@ def memory_plan(
     size = as_pair(config.image_size if image_size is None else image_size)
     model_class, in_bfloat16 = family.classes["classification"], precision == "bf16"
 
-    def measure_step(checkpointing: bool) -> tuple[int, int]:
+    def measure_steps(checkpointing: bool) -> tuple[int, int]:
         """Return the peak bytes of a step beyond weights and gradients, and the part of them that FSDP2 also holds.
 
         FSDP2 holds the part that grows with the images; the rest are autocast's copies of weights, which FSDP2 gathers
         in bfloat16.
         """
         shapes = ((images, config.num_channels, *size) for images in (batch_size, 2 * batch_size))
-        peak, peak_of_double = (_peak(model_class, config, shape, in_bfloat16, checkpointing) for shape in shapes)
+        peak, peak_of_double = (
+            measure_step(model_class, config, shape, in_bfloat16, checkpointing) for shape in shapes
+        )
         return peak, min(peak, peak_of_double - peak)
 
-    peak, image_bytes = measure_step(checkpointing=False)
+    peak, image_bytes = measure_steps(checkpointing=False)
     supports_checkpointing = model_class.supports_gradient_checkpointing
-    checkpointed_peak, checkpointed_bytes = measure_step(checkpointing=True) if supports_checkpointing else (0, 0)
+    checkpointed_peak, checkpointed_bytes = measure_steps(checkpointing=True) if supports_checkpointing else (0, 0)
     with torch.device("meta"), no_init_weights():
         full_model = model_class(config)
     parameters, *blocks = (
@@ -144,7 +146,9 @@ def memory_plan(
     )
 
 
-def _peak(model_class: Any, config: Any, shape: tuple[int, ...], in_bfloat16: bool, checkpointing: bool) -> int:
+def measure_step(
+    model_class: Any, config: Any, shape: tuple[int, ...], in_bfloat16: bool, checkpointing: bool = False
+) -> int:
     """Return the peak bytes of a training step with fake weights, beyond weights and gradients."""
     with FakeTensorMode():
         with no_init_weights():

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from hf_vit.data.annotations import Target
 from hf_vit.data.fingerprints import content_fingerprint, describe_changes, file_states
 from hf_vit.data.images import ImageScan, keep_good, scan_images, short_name
@@ -140,6 +142,17 @@ def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_
         readable.fingerprint = content_fingerprint(get_tables(readable), readable.seen, readable.label_names)
     train = {"train": readable.seen["train"]} if "train" in readable.seen else {}
     return _select_rows(readable, *keep_good(train, smallest, True))
+
+
+def draw_images(data: ImageData, split: str, count: int | None, seed: int) -> ImageData:
+    """Return the data with at most `count` images of a split, drawn by the seed; None for all."""
+    total = data.num_examples(split)
+    if count is None or total is None or count >= total:
+        return data
+    rows = sorted(np.random.default_rng(seed).permutation(total)[:count].tolist())
+    table, scans = get_tables(data)[split].select(np.asarray(rows)), data.seen.get(split)
+    seen = data.seen if scans is None else data.seen | {split: [scans[row] for row in rows]}
+    return replace(data, splits={**data.splits, split: table}, seen=seen)
 
 
 def _select_rows(data: ImageData, rows: Mapping[str, list[int]], bad: list[str]) -> ImageData:

@@ -4,6 +4,8 @@ Legend: B batch, C channels, H x W px, h x w patch grid, A heads, K head size or
 tokens of the image, n tokens after merging, S special tokens, L positions of a line, M lines.
 """
 
+import logging
+import math
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext
@@ -175,6 +177,7 @@ def _use_onednn_products() -> Generator[None]:
                 matmul_settings.fp32_precision = previous
 
 
+logger = logging.getLogger(__name__)
 KEPT_GRIDS = 16  # number of image sizes whose tables are kept; the oldest is dropped first
 SMALL_MAP = 1024  # cells of a map; torch normalizes smaller maps by another, slower kernel
 CACHED_LOGITS = 2**18  # logits computed at a time on a CPU, so that they fit into its cache
@@ -451,6 +454,18 @@ def check_mergeable(model: nn.Module, num_merged: object) -> None:
             f"merge_tokens does not work with {type(model).__name__}; give a Vision Transformer without a "
             "head, or a classifier"
         )
+    for vit in vits:
+        patches = tokens = math.prod(vit.config.grid)
+        is_short = False
+        for _ in vit.layers[1:]:  # the last block merges none
+            is_short = is_short or num_merged > tokens // 2
+            tokens -= min(num_merged, tokens // 2)
+        if is_short:
+            logger.warning(
+                "merge_tokens=%d leaves %d of the %d patch tokens of an image, so features may be far off; choose at "
+                "most %d, or compare the accuracy with hf-vit evaluate",
+                num_merged, tokens, patches, max(1, patches // len(vit.layers)),
+            )  # fmt: skip
 
 
 def merging_changes(model: nn.Module, changes: list[Change], num_merged: int) -> list[Change]:

@@ -18,7 +18,7 @@ from hf_vit.display import shortened
 from hf_vit.errors import UserError, strict_reason
 from hf_vit.families import AUTO_CLASSES, Door, family_of, problem_type_of
 from hf_vit.loading.graphs import find_graph
-from hf_vit.models.configuration_hf_vit import HfBaseConfig
+from hf_vit.models.configuration_hf_vit import HfBaseConfig, as_pair
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.repositories.reading import explain_load_errors
 
@@ -212,8 +212,62 @@ def _build(
         raise UserError(f"{source.name} cannot be built with these settings: {error}") from error
 
 
-def build_processor(source: Source, config: PreTrainedConfig, own_shapes: bool = False) -> ViTImageProcessor:
-    """Build the image processor of a model, at the model's size; with `own_shapes` for images in their own shape too.
+def choose_image_size(
+    source: Source, requested: tuple[int, int] | None, recommended: tuple[int, int] | None
+) -> tuple[tuple[int, int], list[str]]:
+    """Return the image size (height, width) px of a training, and notes.
+
+    It is the requested one, else the recipe's, rounded down to whole patches, else that of the checkpoint's image
+    processor, to which its other users resize images, else that of the configuration.
+    """
+    stride, nominal = source.config.patch_stride, as_pair(source.config.image_size)
+    prepared = _find_prepared_size(source)
+    size, notes = requested or recommended or prepared or nominal, list[str]()
+    is_patched = (family := family_of(source.config.model_type)) is not None and family.is_vit
+    rest = [side % step if is_patched else 0 for side, step in zip(size, stride, strict=True)]
+    whole = size[0] - rest[0], size[1] - rest[1]
+    if any(rest) and min(whole) > 0:
+        if requested is None and size == recommended:
+            notes.append(f"the recipe's images of {_px(size)} become {_px(whole)}, whole patches of {_px(stride)}")
+            size = whole
+        else:
+            notes.append(
+                f"images of {_px(size)} are not whole patches of {_px(stride)}, and what is left over is not seen; "
+                f"--image-size {whole[0]}x{whole[1]} fits"
+            )
+    if requested is None and recommended is None and prepared not in (None, nominal):
+        notes.append(
+            f"{source.name} is trained at the {_px(prepared)} of its image processor; its config says {_px(nominal)}, "
+            f"which --image-size {nominal[0]}x{nominal[1]} gives"
+        )
+    return size, notes
+
+
+def _find_prepared_size(source: Source) -> tuple[int, int] | None:
+    """Return the (height, width) px to which the image processor of a checkpoint prepares images, if it is fixed."""
+    if not source.has_weights or source.path is None or not source.path.is_dir():
+        return None
+    try:
+        stored: dict[str, Any] = ViTImageProcessor.get_image_processor_dict(source.path)[0]
+    except (OSError, ValueError):
+        return None
+    if stored.get("max_num_patches") is not None or stored.get("do_resize") is False:
+        return None
+    size = stored.get("crop_size") if stored.get("do_center_crop") else stored.get("size")
+    if isinstance(size, int):
+        return size, size
+    sides = (size.get("height"), size.get("width")) if isinstance(size, Mapping) else ()
+    return (
+        cast("tuple[int, int]", sides) if sides and all(isinstance(side, int) and side > 0 for side in sides) else None
+    )
+
+
+def _px(size: Any) -> str:
+    return f"{size[0]}x{size[1]} px"
+
+
+def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcessor:
+    """Build the image processor of a model, at the model's size.
 
     It scales pixels as the checkpoint's image processor does, or to [-1, 1] for a variant with fresh weights. Steps
     that the checkpoint's processor skips, and a factor other than 1/255, become part of mean and standard deviation.
@@ -232,15 +286,16 @@ def build_processor(source: Source, config: PreTrainedConfig, own_shapes: bool =
             except OSError:
                 return make_processor(config)
         names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
-        max_num_patches = stored_settings.get("max_num_patches") if own_shapes else None
-        kept = {} if max_num_patches is None else {"max_num_patches": max_num_patches}
+        own_shape = {
+            name: stored_settings[name] for name in ("max_num_patches",) if stored_settings.get(name) is not None
+        }
         # Only these fields scale pixels; the others (size, crop) do not fit the new model.
         scaling = ViTImageProcessor(
             **{name: stored_settings[name] for name in names if stored_settings.get(name) is not None}
         )
         factor, means, stds = pixel_scale(scaling, config.num_channels)
         means, stds = [mean / (255 * factor) for mean in means], [std / (255 * factor) for std in stds]
-        processor = make_processor(config, image_mean=means, image_std=stds, resample=scaling.resample, **kept)
+        processor = make_processor(config, image_mean=means, image_std=stds, resample=scaling.resample, **own_shape)
         processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")  # raises now if a value cannot be used
     return processor
 

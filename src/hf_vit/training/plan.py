@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import torch
 from torch import nn
 from transformers import PreTrainedModel, TrainingArguments, ViTImageProcessor
 
 from hf_vit.conversion.loading import Source
+from hf_vit.cost.memory import measure_step
 from hf_vit.data import ImageData
 from hf_vit.data.labels import list_column
 from hf_vit.environment import cpu_capabilities, emulates_bfloat16, pick_device
@@ -26,6 +28,11 @@ from hf_vit_settings import FinetuneOptions, Recipe
 
 _LARGEST_MICRO_BATCH = 128
 _BF16_FROM_WIDTH = 128
+# Evaluations of fewer images in all are not limited, and a limited one has at least so many of each split.
+_FEW_IMAGES, _LEAST_IMAGES = 10_000, 500
+_FLOAT32 = 4  # bytes
+_NOTED_BYTES = 1 << 30  # a smaller step is not worth an estimate
+_FLOATS_PER_CHANNEL = 16  # of every token and block that a backward pass needs, about
 _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 
 
@@ -151,6 +158,61 @@ def total_steps(recipe: Recipe, images: int | None) -> int:
     return max(1, math.ceil(recipe.epochs * math.ceil(images / recipe.batch_size)))
 
 
+def limit_evaluation(run: Run) -> tuple[int, int | None]:
+    """Return how often a training evaluates and on how many images, None for all, so that it does so no longer than
+    it trains.
+
+    A training step costs about three forward passes. Evaluations of fewer than `_FEW_IMAGES` in all, of streams and of
+    masks and objects are not limited.
+    """
+    evaluations = run.recipe.evaluations
+    validation, test = (run.data.num_examples(split) for split in ("validation", "test"))
+    if run.data.target != "label" or run.data.readers or run.options.cache_features or not (validation and test):
+        return evaluations, None
+    trained = 3 * run.steps * run.recipe.batch_size
+    if evaluations * validation + test <= max(trained, _FEW_IMAGES):
+        return evaluations, None
+    evaluations = max(1, min(evaluations, (trained - test) // validation))
+    if evaluations * validation + test <= trained:
+        return evaluations, None
+    return 1, max(_LEAST_IMAGES, trained // 2)
+
+
+def note_limited_evaluation(run: Run) -> list[str]:
+    """Return a note if a short training evaluates less often or on fewer images than its recipe says."""
+    evaluations, images = limit_evaluation(run)
+    if (evaluations, images) == (run.recipe.evaluations, None):
+        return []
+    times = "once" if evaluations == 1 else f"{evaluations} times"
+    on = "" if images is None else f", and on {images:,} images of each split"
+    return [
+        f"a short training: it evaluates {times} instead of {run.recipe.evaluations} times{on}, as it would otherwise "
+        "evaluate longer than it trains; hf-vit evaluate measures all images"
+    ]
+
+
+def note_memory(run: Run) -> list[str]:
+    """Return a note on the memory of a large training step of a Vision Transformer classifier, from a step on tensors
+    without values.
+    """
+    config, family = run.model.config, family_of(run.model.config.model_type)
+    if family is None or not family.is_vit or not isinstance(run.model, family.classes["classification"]):
+        return []
+    size = as_pair(config.image_size)
+    tokens, blocks = math.prod(config.grid_of(*size)), config.num_hidden_layers
+    if _FLOAT32 * _FLOATS_PER_CHANNEL * tokens * blocks * config.hidden_size * run.micro_batch_size < _NOTED_BYTES:
+        return []
+    shape = (run.micro_batch_size, config.num_channels, *size)
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    needed = (
+        measure_step(type(run.model), config, shape, run.bf16) + 16 * parameters
+    )  # with gradients and AdamW's state
+    device = pick_device(run.options.device)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    note = f"a step of {run.micro_batch_size} images needs about {needed / 1e9:.1f} GB of memory"
+    return [f"{note}, but {free / 1e9:.1f} GB are free; choose a smaller --micro-batch-size" if needed > free else note]
+
+
 def use_bf16(options: FinetuneOptions, config: HfViTBaseConfig) -> bool:
     """Return whether to compute in bfloat16; raise UserError if it is requested on a GPU without it."""
     device = pick_device(options.device)
@@ -180,7 +242,7 @@ def choose_attention(run: Run, model: PreTrainedModel) -> None:
 def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
     """Return a run's settings as arguments of transformers' Trainer; a task may replace some with `changes`."""
     recipe, options = run.recipe, run.options
-    interval = max(1, -(-run.steps // recipe.evaluations))
+    interval = max(1, -(-run.steps // limit_evaluation(run)[0]))
     settings: dict[str, Any] = make_schedule_arguments(run) | dict(
         output_dir=str(run.work),
         max_steps=run.steps,

@@ -38,7 +38,7 @@ from hf_vit.families import family_of
 from hf_vit.hub.card import write_card
 from hf_vit.hub.card_metadata import find_license, require_license
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints
-from hf_vit.loading.start import find_model
+from hf_vit.loading.start import choose_image_size, find_model
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.hub import check_repo_id
 from hf_vit.results.facts import DataFact, append_record, new_record
@@ -47,7 +47,18 @@ from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import remove_leftovers, write_atomically
 from hf_vit.training.features import refuse_random_model, restore_backbone
-from hf_vit.training.plan import Job, Run, Start, micro_batch_size, total_steps, use_bf16, vision_config, work_folder
+from hf_vit.training.plan import (
+    Job,
+    Run,
+    Start,
+    micro_batch_size,
+    note_limited_evaluation,
+    note_memory,
+    total_steps,
+    use_bf16,
+    vision_config,
+    work_folder,
+)
 from hf_vit.training.processes import (
     explain_lost_contact,
     is_main,
@@ -221,7 +232,9 @@ def open_start(job: Job, report: ReportLine, *, multi_label: bool = False, targe
     source = find_model(job.model_name)
     options = job.options
     crop = job.recipe.augmentation.random_crop
-    size = options.image_size or job.recipe.image_size or as_pair(source.config.image_size)
+    size, notes = choose_image_size(source, options.image_size, job.recipe.image_size)
+    for note in notes:
+        report(f"note: {note}")
     if (crop or 0) >= min(size):
         raise UserError(
             f"--random-crop {crop} is too large for images of {size[0]}x{size[1]} px; choose a value below {min(size)}"
@@ -277,6 +290,8 @@ def prepare(task: Task[Any], job: Job, start: Start, report: ReportLine) -> Run:
     require_space(run.output, weights + 3 * (weights + state + task.count_extra_bytes()) + (16 << 20))
     record_run(run)
     report(task.describe(run))
+    for note in (*note_limited_evaluation(run), *note_memory(run)):
+        report(f"note: {note}")
     return run
 
 

@@ -21,6 +21,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from hf_vit.data import AugmentationConfig, ImageData, eval_transform, train_transform, transform_split
 from hf_vit.data.annotations import Target
 from hf_vit.data.batches import TransformedImages
+from hf_vit.data.image_data import draw_images
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.display import Displayed
 from hf_vit.environment import pick_device
@@ -33,10 +34,9 @@ from hf_vit.evaluation.protocols.top1 import ClassificationResult
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push import PushResult
 from hf_vit.loading.model import load_model
-from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.results.facts import Facts, Record
 from hf_vit.training.features import bypass_backbone, load_features
-from hf_vit.training.plan import Run, Start, choose_attention, log_folder, training_arguments
+from hf_vit.training.plan import Run, Start, choose_attention, limit_evaluation, log_folder, training_arguments
 from hf_vit.training.trainer.callbacks import Clock, Patience, StopOnTermination, find_callbacks
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import choose_optimizer
@@ -219,7 +219,8 @@ class Task(ABC, Generic[Result]):
             bypass_backbone(run.model)
         else:
             train_images = self.training_images(run, training)
-            validation_images = transform_split(run.data, "validation", validation)
+            limited = draw_images(run.data, "validation", limit_evaluation(run)[1], run.options.seed)
+            validation_images = transform_split(limited, "validation", validation)
         trainer = self.trainer_class(
             model=run.model,
             args=training_arguments(run, **self.arguments),
@@ -335,9 +336,10 @@ class MeasuredTask(Task[FinetuneResult]):
 def _open_test(run: Run, model: PreTrainedModel) -> Examination:
     """Return the examination of a model on the test split of a run."""
     subject = load_model((model, run.processor))
-    if (max_num_patches := find_max_patches(subject)) is not None:
-        subject = keep_image_sizes(subject, max_num_patches)
-    return Examination(subject, run.data, batch_size=run.micro_batch_size, progress=False)
+    num_images, seed = limit_evaluation(run)[1], run.options.seed
+    return Examination(
+        subject, run.data, num_images=num_images, batch_size=run.micro_batch_size, seed=seed, progress=False
+    )
 
 
 def find_best_evaluation(state: TrainerState) -> dict[str, Any]:
