@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import struct
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from transformers import pipeline
 
 from hf_vit import HfViTConfig
 from hf_vit.data import load_data
-from hf_vit.evaluation import evaluate_protocol, plot_wrong_images
+from hf_vit.evaluation import evaluate_protocol, plot_wrong_images, predict
 from hf_vit.evaluation.protocols import registry
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, find_recipe
@@ -218,6 +219,28 @@ def test_predict_takes_class_folders_and_idx_files_as_the_images_in_them(command
     assert caplog.text.count("the 5 in the folders below it are used") == 1
     assert set(answers["folders"]) == set("01234")
     assert answers["mnist"] == answers["mnist/t10k-images-idx3-ubyte"] == answers["folders"]
+
+
+def test_photographs_are_prepared_a_few_at_a_time(save_classifier, tmp_path, monkeypatch):
+    """A batch of 12 gives what single images give, with at most 5 decoded photographs in memory."""
+    for number in range(12):
+        Image.new("RGB", (2500, 1800), (20 * number, 255 - 20 * number, 90)).save(tmp_path / f"{number:02d}.jpg")
+    one, alive, most = predict(save_classifier(), tmp_path, batch_size=1), weakref.WeakValueDictionary(), []
+    read = Image.open
+
+    def count(*given):
+        image = read(*given)
+        alive[len(most)] = image
+        most.append(len(alive))
+        return image
+
+    monkeypatch.setattr(Image, "open", count)
+    many = predict(save_classifier(), tmp_path, batch_size=12)
+    assert len(most) == 12
+    assert max(most) <= 5
+    for single, batched in zip(one, many, strict=True):
+        assert single.image == batched.image
+        assert dict(single.scores) == pytest.approx(dict(batched.scores), rel=1e-5)
 
 
 def test_predict_refuses_in_one_line_or_leaves_bad_images_out(command, save_classifier, tmp_path, monkeypatch):

@@ -12,14 +12,7 @@ import torch
 from hf_vit.data.augmentation import seeded
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.labels import list_column
-from hf_vit.data.transforms import (
-    DenseEvalTransform,
-    DenseTrainTransform,
-    EvalTransform,
-    Example,
-    TrainTransform,
-    pad_to_patches,
-)
+from hf_vit.data.transforms import DenseEvalTransform, DenseTrainTransform, EvalTransform, Example, TrainTransform
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -31,6 +24,7 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 512 << 20
 _PREPARED_AT_ONCE = 64
+_LOADED_AT_ONCE = 8  # images of a batch that are decoded together, which may be photographs of 50 MB each
 
 
 class TransformedImages(torch.utils.data.Dataset[Example]):
@@ -88,8 +82,14 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
 
     def varied(self, indices: Sequence[int], keys: Sequence[int]) -> list[Example]:
         """Return examples whose augmentation depends on `keys`, so that an image can differ within an epoch."""
-        prepared = self._load(indices) if self._prepared is None else [self._prepared[index] for index in indices]
-        return self._examples(self.transform.finish(prepared, np.asarray(keys, dtype=np.uint64)), indices)
+        size = len(indices) if self._prepared is not None else max(_LOADED_AT_ONCE, 2 * torch.get_num_threads())
+        examples: list[Example] = []
+        for start in range(0, len(indices), size):
+            part = indices[start : start + size]
+            prepared = self._load(part) if self._prepared is None else [self._prepared[index] for index in part]
+            finished = self.transform.finish(prepared, np.asarray(keys[start : start + size], dtype=np.uint64))
+            examples += self._examples(finished, part)
+        return examples
 
     def _load(self, indices: Sequence[int]) -> list[Any]:
         if self._scans is not None:
@@ -113,8 +113,9 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
             return None
         prepared: list[Any] = []
         used_bytes = 0
-        for start in range(0, total, _PREPARED_AT_ONCE):
-            chunk = self._load(range(start, min(total, start + _PREPARED_AT_ONCE)))
+        chunk_size = _PREPARED_AT_ONCE if self._scans is not None else _LOADED_AT_ONCE
+        for start in range(0, total, chunk_size):
+            chunk = self._load(range(start, min(total, start + chunk_size)))
             used_bytes += sum(map(_count_bytes, chunk))
             if used_bytes > cache_bytes:
                 return None
@@ -286,39 +287,24 @@ class ImageCollator:
         num_labels: K, the number of classes.
         mixup_alpha, cutmix_alpha: see `AugmentationConfig`.
         seed: of the mixing.
-        patch: (height, width) px of the patches to which images of several sizes are padded; their
-            `patch_attention_mask` [B, h, w] comes with them. None: all images have one size.
     """
 
-    def __init__(
-        self,
-        num_labels: int,
-        mixup_alpha: float = 0.0,
-        cutmix_alpha: float = 0.0,
-        seed: int = 0,
-        patch: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, num_labels: int, mixup_alpha: float = 0.0, cutmix_alpha: float = 0.0, seed: int = 0) -> None:
         from torchvision.transforms import v2
 
-        self.num_labels, self.seed, self.patch = num_labels, seed, patch
+        self.num_labels, self.seed = num_labels, seed
         kinds = ((v2.MixUp, mixup_alpha), (v2.CutMix, cutmix_alpha))
         self._mixes: list[Any] = [kind(alpha=alpha, num_classes=num_labels) for kind, alpha in kinds if alpha > 0]
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
         """Stack the images of examples [B, C, H, W] with their labels, and mix them if mixup or cutmix is on."""
-        images = [torch.as_tensor(example["pixel_values"]) for example in examples]
-        inputs: dict[str, torch.Tensor] = {}
-        if self.patch is None:
-            inputs["pixel_values"] = torch.stack(images)
-        else:
-            inputs |= pad_to_patches(images, self.patch)
-        pixel_values = inputs["pixel_values"]
+        pixel_values = torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
         key = "label" if "label" in examples[0] else "labels"
         if isinstance(examples[0][key], list):
             labels = torch.zeros(len(examples), self.num_labels)
             for row, example in enumerate(examples):
                 labels[row, example[key]] = 1.0
-            return {**inputs, "labels": labels}
+            return {"pixel_values": pixel_values, "labels": labels}
         labels = torch.tensor([int(example[key]) for example in examples])
         if self._mixes and all(example.get("mixable", True) for example in examples):
             # About 1,000 values of every image identify the batch quickly.
@@ -327,7 +313,7 @@ class ImageCollator:
             with seeded(zlib.crc32(sample, self.seed & 0xFFFFFFFF)):
                 mix = self._mixes[int(torch.randint(len(self._mixes), ()))]
                 pixel_values, labels = mix(pixel_values, labels)
-        return {**inputs, "pixel_values": pixel_values, "labels": labels}
+        return {"pixel_values": pixel_values, "labels": labels}
 
 
 def dense_collator(examples: Sequence[Example]) -> dict[str, Any]:

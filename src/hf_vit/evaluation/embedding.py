@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -30,6 +31,7 @@ from hf_vit.evaluation.reading import (
     compute_layer_features,
     compute_scores,
     find_largest,
+    read_and_prepare,
     refuse_output_in,
     undecode_images,
 )
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     Answer = tuple["pa.Table | None", list[str]]
 
 MANIFEST_NAME = "manifest.json"
+_ROWS_AT_ONCE = 256  # rows of a table that are listed together
 _ROW_GROUP = 4096  # rows that are written together as one parquet row group
 _worker: "tuple[Job, LoadedModel] | None" = None  # set in worker processes
 
@@ -200,8 +203,6 @@ def embed(
     with open_runner(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
         subject = _load(named_model, settings, device if ray is None else "cpu")
-        if not draft:
-            subject, named_model, settings = _keep_shapes(subject, named_model, settings)
         images = load_data(
             data,
             image_size=subject.image_size,
@@ -213,7 +214,7 @@ def embed(
             check=False,
         )
         selected = list(dict.fromkeys(splits or images.splits))
-        if optimize and features is None and settings.max_num_patches is None and not (ray is not None and ray.gpus):
+        if optimize and features is None and max_num_patches is None and not (ray is not None and ray.gpus):
             engine = _select_engine(subject, images, selected, folder)
             named_model, settings = replace(named_model, engine=engine), replace(settings, engine=engine)
         if draft:
@@ -269,19 +270,6 @@ def _load(model: NamedModel, settings: Settings, device: str | None) -> "LoadedM
         remedy = "get its values with hf-vit predict, or leave --predictions out to write embeddings"
         refuse_regression(subject.model, model.model, "--predictions", remedy)
     return subject
-
-
-def _keep_shapes(
-    subject: "LoadedModel", model: NamedModel, settings: Settings
-) -> "tuple[LoadedModel, NamedModel, Settings]":
-    """Let a model whose image processor keeps the shape of images do so, unless an option says how."""
-    from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
-
-    count = find_max_patches(subject) if settings.max_num_patches is None else None
-    if count is None:
-        return subject, model, settings
-    subject = keep_image_sizes(subject, count)
-    return subject, replace(model, max_num_patches=count), replace(settings, max_num_patches=count)
 
 
 def _select_engine(
@@ -347,7 +335,8 @@ class Job:
                 yield None, Rows([], [], [], skipped)
                 return
             indices, names, labels, images = map(list, zip(*batch, strict=True))
-            yield prepare(images), Rows(indices, names, labels, skipped)
+            pixel_values, _ = read_and_prepare(images, partial(self._read, part.split), prepare)
+            yield pixel_values, Rows(indices, names, labels, skipped)
 
     def answer(
         self, pixel_values: "torch.Tensor | BatchFeature | None", rest: Rows, subject: "LoadedModel"
@@ -409,27 +398,39 @@ class Job:
             fields.append(("embedding", pa.list_(vector) if self.settings.features == "patches" else vector))
         return pa.schema(fields, metadata={"model": subject.fingerprint})
 
-    def _read_rows(self, part: Part) -> "Iterator[tuple[int, str | None, str | None, Image]]":
-        """Iterate over (index, name of the image, name of the class, RGB image) of a part."""
+    def _read_rows(self, part: Part) -> "Iterator[tuple[int, str | None, str | None, Any]]":
+        """Iterate over (index, name of the image, name of the class, image) of a part, see `_read`."""
         if part.split in self.readers:
             stream, reader = self.readers[part.split]
             for index, row in enumerate(reader.apply(stream.shard(num_shards=part.total, index=part.number))):
                 yield index, None, self._label(row["label"]), row["image"]
             return
-        from hf_vit.data.fingerprints import refuse_changed
-        from hf_vit.data.images import open_image, raise_bad_image, short_name
+        from hf_vit.data.images import short_name
 
         table = undecode_images(self.splits[part.split])
         first = part.number * self.settings.rows_per_file
-        for index in range(first, min(len(table), first + self.settings.rows_per_file)):
-            row = table[index]
-            seen, image = open_image(row["image"], f"{part.split} image {index}", self.settings.draft_side)
-            if image is None:
-                raise_bad_image(seen, seen.problem or "is corrupt")
-            path = row["image"].get("path")
-            if row["image"].get("bytes") is None and part.split in self.digests:  # the file may have changed
-                refuse_changed(seen.name, seen.digest, self.digests[part.split][index])
-            yield index, short_name(str(path)) if path else None, self._label(row["label"]), image
+        last = min(len(table), first + self.settings.rows_per_file)
+        for start in range(first, last, _ROWS_AT_ONCE):
+            rows = table[start : min(last, start + _ROWS_AT_ONCE)]
+            for index, (stored_image, label) in enumerate(zip(rows["image"], rows["label"], strict=True), start=start):
+                path = stored_image.get("path")
+                name = short_name(str(path)) if path else None
+                yield index, name, self._label(label), (index, stored_image)
+
+    def _read(self, split: str, image: "Image | tuple[int, dict[str, Any]]") -> "Image":
+        """Decode an image of a table, which is given with its row; images of streams are decoded."""
+        from hf_vit.data.fingerprints import refuse_changed
+        from hf_vit.data.images import open_image, raise_bad_image
+
+        if not isinstance(image, tuple):
+            return image
+        index, stored_image = image
+        scan, decoded = open_image(stored_image, f"{split} image {index}", self.settings.draft_side)
+        if decoded is None:
+            raise_bad_image(scan, scan.problem or "is corrupt")
+        if stored_image.get("bytes") is None and split in self.digests:  # the file may have changed
+            refuse_changed(scan.name, scan.digest, self.digests[split][index])
+        return decoded
 
     def _label(self, number: int | None) -> str | None:
         """Return the name of a class, or None for a missing label."""

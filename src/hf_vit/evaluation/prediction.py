@@ -19,9 +19,9 @@ from PIL.Image import DecompressionBombError
 
 from hf_vit.data.files import is_image, list_images, refuse_name, walk
 from hf_vit.data.idx import IdxImage, group_idx_files, parse_idx_name
-from hf_vit.data.images import decode_image, image_problem, map_in_threads
+from hf_vit.data.images import decode_image, image_problem
 from hf_vit.errors import UserError
-from hf_vit.evaluation.reading import compute_scores, explain_memory_errors, find_largest
+from hf_vit.evaluation.reading import compute_scores, explain_memory_errors, find_largest, read_and_prepare
 from hf_vit.families import problem_type_of
 from hf_vit.loading.model import LoadedModel, get_label_names
 from hf_vit.loading.outputs import detect, get_dense_task, segment
@@ -98,13 +98,9 @@ class _FileWork(ABC):
         """Yield prepared batches of readable images, with the files and the problem of each unreadable one."""
         for start in range(0, len(part), self.batch_size):
             files = part[start : start + self.batch_size]
-            if any(map(is_store_url, files)):  # images of an object store are downloaded one by one
-                results = list(map(self._open, files))
-            else:
-                results = map_in_threads(self._open, files)
-            images = [result for result in results if not isinstance(result, str)]
-            problems = [result if isinstance(result, str) else None for result in results]
-            yield prepare(images) if images else None, (files, problems)
+            is_local = not any(map(is_store_url, files))  # images of an object store are downloaded one by one
+            pixel_values, results = read_and_prepare(files, self._open, prepare, in_threads=is_local)
+            yield pixel_values, (files, [result if isinstance(result, str) else None for result in results])
 
     def _open(self, path: Path | IdxImage) -> "Image | str":
         """Return the image, or the problem of an unreadable one."""

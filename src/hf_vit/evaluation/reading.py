@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 THUMBNAIL_PX = 160  # the longer side of an image in a report
+_PIXELS_AT_ONCE = 16_000_000  # decoded images that wait to be prepared, about 64 MB
 
 
 @dataclass(frozen=True)
@@ -90,20 +91,23 @@ class Collate:
         import torch
         from torch.utils.data import get_worker_info
 
-        images = self.decode(rows)
+        pixel_values, images = read_and_prepare(self._list_images(rows), self._decode, self.prepare)
         labels = [self._label(row["label"]) for row in rows]
-        pixel_values = self.prepare(images)
         if get_worker_info() is not None:
-            images = [image.reduce(max(1, max(image.size) // THUMBNAIL_PX)) for image in images]
+            images = list(map(_reduce, images))
         return pixel_values, torch.tensor(labels), images
 
     def decode(self, rows: Sequence[Mapping[str, Any]]) -> "list[Image]":
         """Decode the images of rows in threads."""
         from hf_vit.data.images import map_in_threads
 
+        return map_in_threads(self._decode, self._list_images(rows))
+
+    def _list_images(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Return the images of rows; raise UserError for a row without one."""
         if any(row["image"] is None for row in rows):
             raise UserError("a row of the data has no image; remove such rows, or evaluate another --split")
-        return map_in_threads(self._decode, [row["image"] for row in rows])
+        return [row["image"] for row in rows]
 
     def _decode(self, image: Any) -> "Image":
         """Decode an image of the data; raise a `UserError` that names it if it is damaged."""
@@ -125,6 +129,52 @@ class Collate:
                 "classes; evaluate a split with labeled images"
             )
         return self.mapping[int(label)]
+
+
+def read_and_prepare(
+    items: "Sequence[Any]",
+    read: "Callable[[Any], Image | str]",
+    prepare: "Callable[[Sequence[Image]], Any]",
+    in_threads: bool = True,
+) -> "tuple[Any, list[Any]]":
+    """Read images in threads, and prepare them for a model.
+
+    Large photographs are prepared a few at a time and then reduced, so that their memory does not grow with the batch.
+
+    Returns:
+        The pixel values of all images, None without any; and what `read` returned for every item, which may be the
+        problem of an image in place of the image.
+    """
+    import torch
+
+    from hf_vit.data.images import map_in_threads
+    from hf_vit.data.transforms import EvalTransform
+
+    step = max(4, 2 * torch.get_num_threads())
+    results: list[Any] = []
+    waiting: list[Any] = []
+    parts: list[Any] = []
+    can_join = isinstance(getattr(prepare, "__self__", None), EvalTransform)  # others pad the images of a batch
+    while len(results) < len(items):
+        start, chunk = len(results), items[len(results) : len(results) + step]
+        results += map_in_threads(read, chunk) if in_threads else map(read, chunk)
+        waiting += [image for image in results[start:] if not isinstance(image, str)]
+        largest = max((image.width * image.height for image in waiting), default=0)
+        if largest * len(items) <= _PIXELS_AT_ONCE:
+            step = len(items)  # threads take long to start for a few small images
+        elif can_join and largest * len(waiting) > _PIXELS_AT_ONCE:
+            parts.append(prepare(waiting))
+            results = [image if isinstance(image, str) else _reduce(image) for image in results]
+            waiting = []
+    if waiting:
+        parts.append(prepare(waiting))
+    return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None, results
+
+
+def _reduce(image: "Image") -> "Image":
+    """Return an image that is reduced by a whole factor to about `THUMBNAIL_PX`, if it is larger."""
+    factor = max(image.size) // THUMBNAIL_PX
+    return image.reduce(factor) if factor > 1 else image
 
 
 def image_batches(
