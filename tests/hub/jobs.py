@@ -66,6 +66,12 @@ def push_object(folder: str, repo_id: str, facts: bool = True, **options: Any) -
     return push(model, repo_id, processor=processor, facts=Facts.load(folder).records if facts else [], **options)
 
 
+def fetch_space(repo_id: str, folder: str) -> None:
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(repo_id, repo_type="space", local_dir=folder)
+
+
 def verify(
     repo_id: str = "alice/my-vit", limits: dict[str, float] | None = None, examples: bool = False, **options: Any
 ) -> Any:

@@ -1,13 +1,20 @@
 """A page pushed to the loopback Hub as a static Space."""
 
 import json
+import runpy
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import transformers
+from evaluation.tiny import make_images
 from hub.conftest import save_model
+from hub.test_handler import save_dense
 from loopback.client import Client, Loopback, content_hash
 from pages.small_runtime import SMALL_FILES, save_runtime
 
@@ -225,3 +232,76 @@ def test_what_cannot_be_linked_to(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no training or conversion record"):
         record_space(tmp_path, "alice/my-page")
     assert "space" not in Facts.load(model_folder).records[0].values
+
+
+class Interface:
+    """Stands for gradio's: it keeps what the app gives it."""
+
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, answer: Any, image: str, output: str, flagging_mode: str) -> None:
+        self.answer, self.output = answer, output
+        Interface.made.append(self)
+
+    def launch(self) -> None:
+        assert Interface.made[-1] is self
+
+
+@pytest.mark.parametrize(
+    ("kind", "output"), [("single_label_classification", "Label"), ("regression", "JSON"), ("linear", "AnnotatedImage")]
+)
+def test_a_gradio_space_runs_the_model(
+    kind: str, output: str, hub: Loopback, xet_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One commit with model, handler and app; the app gives what transformers' pipeline gives. gradio is a stand-in."""
+    if kind == "linear":
+        folder = save_dense(tmp_path / "model", "linear")
+    else:
+        folder = save_model(tmp_path / "model", image_size=8, problem_type=kind)
+    arguments = ["push", str(folder), "my-app", "--license", "mit", "--space", "gradio"]
+    done = xet_client.attempt("hub.jobs:command", arguments=arguments)
+    assert done.code == 0, done.err
+    assert hub.get("/api/spaces/alice/my-app")["sdk"] == "gradio"
+    files = set(hub.files("spaces/alice/my-app"))
+    assert {"app.py", "handler.py", "requirements.txt", "README.md", "config.json", "model.safetensors"} <= files
+    assert not {"facts.json", "learning_curve.png"} & files
+    again = xet_client.attempt("hub.jobs:command", arguments=arguments)
+    assert "already holds this content" in again.out
+    again = xet_client.attempt("hub.jobs:command", arguments=[*arguments[:-1], "static"])
+    assert "holds no page" in again.err
+    space = tmp_path / "space"
+    xet_client.run("hub.jobs:fetch_space", repo_id="alice/my-app", folder=str(space))
+    assert "gradio\n" in (space / "requirements.txt").read_text()
+    stand_in = SimpleNamespace(Interface=Interface, Image=lambda type: type)
+    for name in ("Label", "JSON", "AnnotatedImage"):
+        setattr(stand_in, name, lambda name=name: name)
+    monkeypatch.setitem(sys.modules, "gradio", stand_in)
+    monkeypatch.delitem(sys.modules, "handler", raising=False)
+    monkeypatch.syspath_prepend(str(space))
+    runpy.run_path(str(space / "app.py"))
+    monkeypatch.delitem(sys.modules, "handler")
+    app, (image,) = Interface.made[-1], make_images(1, side=40)
+    assert app.output == output
+    assert app.answer(None) is None
+    answer = app.answer(image)
+    if kind == "linear":
+        shown, (first, *others) = answer
+        assert shown is image
+        assert first[0].shape == (40, 40)
+        assert sum(mask for mask, _ in (first, *others)) == pytest.approx(np.ones((40, 40)))
+        return
+    entries = transformers.pipeline("image-classification", model=str(folder), top_k=6)(image)
+    expected = {entry["label"]: pytest.approx(entry["score"], abs=1e-5) for entry in entries}
+    given = {entry["label"]: entry["score"] for entry in answer} if kind == "regression" else answer
+    assert len(given) == (6 if kind == "regression" else 5)
+    assert given == {label: expected[label] for label in given}
+
+
+def test_kinds_of_spaces(model_folder: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    for words, told in (
+        ((model_folder, "x", "gradio"), "unexpected argument gradio; write --space gradio"),
+        ((model_folder, "x", "--space", "docker"), "unknown kind of Space 'docker'; give static"),
+    ):
+        code, _, err = command("push", *words)
+        assert code != 0
+        assert told in err

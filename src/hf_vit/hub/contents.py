@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from huggingface_hub import ModelCard, RepoCard
 from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import yaml_dump
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, render_card
@@ -211,13 +212,16 @@ def collect(
 
 
 def collect_serving_files(folder: Path, config: ModelConfig) -> _Sources:
-    """Return `handler.py` and `requirements.txt`: this package's, or those of a folder with a handler of its own.
+    """Return `handler.py` and `requirements.txt`: this package's, or those of a folder with a handler of its own."""
+    ours, has_handler = make_serving_files(config), (folder / HANDLER).is_file()
+    own = {name: folder / name for name in (HANDLER, REQUIREMENTS) if has_handler and (folder / name).is_file()}
+    return ours | own
 
-    Models that the handler does not serve (of other libraries, without a head that it knows) get none.
-    """
-    has_handler = (folder / HANDLER).is_file()
+
+def make_serving_files(config: ModelConfig) -> _Sources:
+    """Return this package's handler and what it needs; nothing for a model of another library without a known head."""
     heads = [name.removeprefix("AutoModel") for name in TASKS]
-    if not (has_handler or config.is_ours or any(head in config.architecture for head in heads)):
+    if not (config.is_ours or any(head in config.architecture for head in heads)):
         return {}
     installed: list[str] = []
     with suppress(metadata.PackageNotFoundError):
@@ -225,8 +229,7 @@ def collect_serving_files(folder: Path, config: ModelConfig) -> _Sources:
     lines = [line for line in installed if re.split(r"[^\w-]", line)[0] in _SERVED_BY and ";" not in line]
     lines += ["pillow", *(["scipy"] if "Mask2Former" in config.architecture else [])]
     code = resources.files("hf_vit.hub").joinpath(HANDLER).read_bytes()
-    ours: _Sources = {HANDLER: code, REQUIREMENTS: ("\n".join(sorted(lines)) + "\n").encode()}
-    return ours | {name: folder / name for name in ours if has_handler and (folder / name).is_file()}
+    return {HANDLER: code, REQUIREMENTS: ("\n".join(sorted(lines)) + "\n").encode()}
 
 
 def _refuse_gps(folder: Path, name: str) -> None:
@@ -279,6 +282,25 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
         )
     sources: _Sources = {name: folder / name for name in (*names, *runtime)}
     return _check_contents(folder, sources | {CARD_NAME: _make_page_card(folder, license).encode()}, _PAGE_PARTS)
+
+
+def collect_gradio(folder: Path, repo_id: str, **options: Any) -> Contents:
+    """Return the files of a Gradio Space: a model, its code and this package's handler, an app, and a card."""
+    model = collect(folder, repo_id, **options)
+    own = {name: data for name, data in make_serving_files(read_config(folder)).items() if isinstance(data, bytes)}
+    if not own:
+        raise UserError(f"the app cannot show the model in {folder}; give a classifier, segmenter or detector")
+    title, license = folder.resolve().name, ModelCard(model.card).data.get("license")
+    header = yaml_dump({"title": title, "sdk": "gradio", "app_file": "app.py", "license": license})
+    text = "Runs the model in this repository, written by `hf-vit push --space gradio`."
+    own |= {
+        "app.py": resources.files("hf_vit.hub").joinpath("gradio_app.txt").read_bytes(),
+        CARD_NAME: f"---\n{header}---\n\n{text}\n".encode(),
+        REQUIREMENTS: own[REQUIREMENTS] + b"gradio\n",
+    }
+    needed = re.compile(rf"LICENSE.*|config\.json|{re.escape(PROCESSOR)}|{re.escape(INDEX)}|.*\.(safetensors|py)")
+    kept = {path: file for path, file in model.files.items() if needed.fullmatch(path)}
+    return replace(model, files=kept).with_files(own)
 
 
 def _check_contents(

@@ -74,6 +74,8 @@ class EndpointHandler:
             with contextlib.suppress(hf_vit.UserError):  # a model that it does not know stays as it is
                 model = hf_vit.optimize_for_inference(model)
         self.model, self.lock = model, threading.Lock()  # a pass uses all cores, so passes take turns
+        is_value = config.problem_type is None and getattr(config, "num_labels", 0) == 1
+        self.is_regression = config.problem_type == "regression" or is_value
 
     def __call__(self, data: dict[str, Any]) -> list[Any]:
         inputs = data.get("inputs")
@@ -132,11 +134,11 @@ class EndpointHandler:
         """Return labels and scores for every image."""
         config = self.model.config
         logits = _finite(self.model(pixel_values=pixels).logits)
-        kind = config.problem_type or ("regression" if logits.shape[1] == 1 else "single_label_classification")
-        usual = {"regression": "none", "multi_label_classification": "sigmoid"}.get(kind, "softmax")
+        is_multi_label = config.problem_type == "multi_label_classification"
+        usual = "none" if self.is_regression else "sigmoid" if is_multi_label else "softmax"
         function = options["function_to_apply"] or usual
         scores = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid(), "none": logits}[function]
-        if kind == "regression":
+        if self.is_regression:
             return [[_entry(config, index, score) for index, score in enumerate(row)] for row in scores.tolist()]
         best = scores.sort(dim=-1, descending=True, stable=True)
         rows = zip(best.values[:, : options["top_k"]].tolist(), best.indices.tolist(), strict=True)

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, one_line
-from hf_vit.hub.contents import Contents, collect, collect_page, describe_model, find_differences
+from hf_vit.hub.contents import Contents, collect, collect_gradio, collect_page, describe_model, find_differences
 from hf_vit.hub.model_folder import CARD_NAME
 from hf_vit.repositories.hub import (
     check_repo_id,
@@ -139,7 +139,7 @@ def push_to_hub(
     message: str | None = None,
     max_shard_size: int | str = _SHARD_SIZE,
     share_images: bool = False,
-    space: bool = False,
+    space: bool | str = False,
     report: Callable[[str], None] | None = None,
 ) -> PushResult:
     """Share a model on the Hub: weights, config, code, image processor, card, plots and facts in one commit.
@@ -167,7 +167,8 @@ def push_to_hub(
         message: title of the commit; by default "Share the model with hf-vit", or "Share the page with hf-vit".
         max_shard_size: larger weight files are split into shards of this size.
         share_images: include plots that show images of the data (mistakes, attention over images).
-        space: `source` is the folder of a page (`hf-vit page`), which becomes a static Space.
+        space: True or "static": `source` is the folder of a page (`hf-vit page`), which becomes a static Space.
+            "gradio": `source` is the folder of a model, which becomes a Space with a Gradio app.
         report: called with each line of progress.
 
     Returns:
@@ -181,14 +182,17 @@ def push_to_hub(
     for name, value in public_texts.items():
         if value is not None and (token_kind := find_secret(value)) is not None:
             raise UserError(f"the {name} looks like {token_kind} and would be public; choose another one")
-    if space and max_shard_size != _SHARD_SIZE:
+    sdk = "static" if space is True else space or None
+    if sdk not in (None, "static", "gradio"):
+        raise UserError(f"unknown kind of Space '{sdk}'; give static for a page, or gradio for a model")
+    if sdk == "static" and max_shard_size != _SHARD_SIZE:
         raise UserError("--max-shard-size splits weight files, which a page does not have; leave one of them out")
 
     def report_line(line: str) -> None:
         if report is not None:
             report(one_line(line))  # one line, as it may contain text from the server
 
-    push = Push(repo_id, private, revision, create_pr, tag, collection, token, space, report_line)
+    push = Push(repo_id, private, revision, create_pr, tag, collection, token, sdk, report_line)
     with _shards_folder() as scratch:
         folder = scratch / "model" / repo_id.rpartition("/")[2]
         if isinstance(source, str | os.PathLike):
@@ -216,14 +220,16 @@ def push_to_hub(
         shards = scratch / "shards"
         shards.mkdir()
         options: dict[str, Any] = {"license": license, "share_images": share_images}
-        if space:
+        if sdk == "static":
             contents = collect_page(folder, **options)
         else:
-            contents = collect(folder, repo_id, scratch=shards, max_shard_size=max_shard_size, **options)
+            collect_files = collect if sdk is None else collect_gradio
+            contents = collect_files(folder, repo_id, scratch=shards, max_shard_size=max_shard_size, **options)
         push.find_destination()
-        if push.repo_id != repo_id and not space:
+        if push.repo_id != repo_id and sdk is None:
             contents = contents.with_files(describe_model(folder, push.repo_id, **options))
-        result = push.run(contents, message or f"Share the {'page' if space else 'model'} with hf-vit", dry_run)
+        shared = "page" if sdk == "static" else "model"
+        result = push.run(contents, message or f"Share the {shared} with hf-vit", dry_run)
         return result if dry_run or collection is None else replace(result, collection=push.add_to_collection())
 
 
@@ -261,7 +267,7 @@ class Push:
     tag: str | None = None
     collection: str | None = None
     token: str | None = None
-    space: bool = False
+    sdk: str | None = None  # of a Space
     report: Callable[[str], None] = lambda line: None
 
     user: str = field(default="", init=False)
@@ -287,7 +293,7 @@ class Push:
         check_repo_id(self.repo_id)
         self.api, self.has_token = HfApi(token=self.token), self.token is not None
         self.token_source = describe_token(self.has_token)
-        self.repo_type: Literal["model", "space"] = "space" if self.space else "model"
+        self.repo_type: Literal["model", "space"] = "space" if self.sdk else "model"
         self.branch = self.revision or "main"
         self.branch_exists = self.branch == "main"
 
@@ -326,11 +332,9 @@ class Push:
             return self._check_namespace(account)
         if not self.create_pr:
             self.api.auth_check(**self._repository, write=True)
-        if isinstance(info, SpaceInfo) and info.sdk != "static":
-            raise UserError(
-                f"{self.repo_id} is a Space with the SDK {info.sdk}, but a page needs a static Space; choose "
-                "another name"
-            )
+        if isinstance(info, SpaceInfo) and info.sdk != self.sdk:
+            need = "a page needs a static Space" if self.sdk == "static" else f"an app needs the SDK {self.sdk}"
+            raise UserError(f"{self.repo_id} is a Space with the SDK {info.sdk}, but {need}; choose another name")
         if self.private and not info.private:
             raise UserError(
                 f"{self.repo_id} exists and is public, so --private has no effect; make it private in its "
@@ -437,12 +441,12 @@ class Push:
         readers = "private" if self.private else "public, unless the repository is private"
         file_list = ", ".join(f"{file.path} ({file.size:,} bytes)" for file in files)
         facts = "the card shows classes, command, data, machine and versions"
-        self.report(f"{readers}: {file_list}; {'the page shows classes and results' if self.space else facts}")
+        self.report(f"{readers}: {file_list}; {'the page shows classes and results' if self.sdk else facts}")
 
     def _create_repository(self) -> None:
         """Create the repository and the branch if they do not exist."""
         if not self.exists:
-            settings: dict[str, Any] = {"space_sdk": "static"} if self.space else {}
+            settings: dict[str, Any] = {"space_sdk": self.sdk} if self.sdk else {}
             settings |= {"private": True} if self.private else {}  # otherwise the account's default applies
             self._attempt(
                 "creating the repository", lambda: self.api.create_repo(**self._repository, **settings, exist_ok=True)
@@ -535,7 +539,7 @@ class Push:
     @property
     def _url(self) -> str:
         """Return the URL of the repository."""
-        return f"{self.api.endpoint}/{'spaces/' if self.space else ''}{self.repo_id}"
+        return f"{self.api.endpoint}/{'spaces/' if self.sdk else ''}{self.repo_id}"
 
     def _make_result(self, commit: str | None, changed: bool = True, pull_request: str | None = None) -> PushResult:
         """Return the result of the push."""
