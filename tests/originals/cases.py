@@ -194,11 +194,11 @@ def of_torch(build: Callable[[], Any], beside: Callable[[Any], Mapping[str, Any]
     return Case(lambda make: arrays(), formats=("safetensors", "pth"), beside=files, **others)
 
 
-def of_timms_name(name: str, width: int) -> Case:
+def of_timms_name(name: str, width: int, **sizes: Any) -> Case:
     """A model of timm with one head and mean pooling, beside the config.json that names it."""
-    arguments = {"num_heads": 1, "img_size": 12}
+    arguments = {"num_heads": 1, "img_size": 12} | sizes
     config = TIMM_CONFIG | {"architecture": name, "global_pool": "avg", "model_args": arguments}
-    return of_torch(lambda: of_timm(name, embed_dim=width, num_heads=1), lambda _: {"config.json": config})
+    return of_torch(lambda: of_timm(name, embed_dim=width, num_heads=1, **sizes), lambda _: {"config.json": config})
 
 
 def of_transformers_with_files(name: str, processor: Mapping[str, Any] | None = None, **fields: Any) -> Case:
@@ -239,13 +239,17 @@ def clip_of_open_clip() -> Case:
 def recorded(file: str, silent: Mapping[str, tuple[str, ...]] | None = None, **options: Any) -> Case:
     """A file of the golden data, whose original code is not installed."""
 
+    path = Path(__file__).parents[1] / "golden" / file
+
     @functools.cache
     def arrays() -> Arrays:
-        path = Path(__file__).parents[1] / "golden" / file
+        if path.suffix == ".npz":
+            return dict(np.load(path))
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
         return {key: value.numpy() for key, value in state.get("model", state).items()}
 
-    return Case(lambda make: arrays(), formats=("safetensors", "pth"), options=options, silent=silent or {})
+    formats = ("stored", "deflated") if path.suffix == ".npz" else ("safetensors", "pth")
+    return Case(lambda make: arrays(), formats=formats, options=options, silent=silent or {})
 
 
 # What lies beside the weights of transformers and of timm.
@@ -283,6 +287,7 @@ CASES = {
         silent={"embedding/kernel": PATCH, "cls": ("drop", "rename")},
     ),
     "big_vision tower": Case(tower, options={"image_size": (8, 4)}, silent={"params/img/embedding/kernel": PATCH}),
+    "big_vision_naflex": recorded("naflex_map.npz"),
     "bit": Case(resnet),
     "bit into a stem": Case(resnet, run=stem_filled),
     "bit_paper": Case(lambda make: make_resnet_v2(depths=(1,), labels=4)),
@@ -329,6 +334,7 @@ CASES = {
     "timm_vit of CLIP": of_torch(lambda: of_timm("vit_base_patch16_clip_224", embed_dim=64, num_heads=1)),
     "timm_eva": of_timms_name("vit_medium_patch16_rope_reg1_gap_256", 64),
     "timm_aimv2": of_timms_name("aimv2_large_patch14_224", 128),
+    "timm_naflex": of_timms_name("naflexvit_base_patch16_gap", 64, patch_size=4, pos_embed_grid_size=(3, 2)),
     "timm_hybrid": of_torch(hybrid_of_timm),
     "timm_mixer": of_torch(mixer_of_timm),
     "timm_bit": of_torch(lambda: bit_of_timm((1,))),
