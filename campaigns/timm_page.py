@@ -18,7 +18,8 @@ vision_transformer_hybrid, mlp_mixer, resnetv2, eva, beit, naflexvit and vision_
 converts {exact} and refuses {refused}. Each was built with two blocks (wide ones with one) and random weights, also in
 heads, norms, positions and special tokens, and saved as timm saves a repository. After conversion, the logits (or
 pooled features without a head) equal timm's to 1e-5 of the largest value in float32 (6e-5 for hybrids and BiT), and to
-1e-10 in float64 (1e-7 with rotary positions and NaFlexVit, whose angles and tables timm computes in float32).
+1e-10 in float64 (1e-7 with rotary positions, whose angles timm computes in float32; the tables of NaFlexVit, which it
+resizes in float32, were resized in float64 for this).
 
 Recorded on {date} with `{command}`{again}; `python -m campaigns.timm_page` writes this page from the record.
 

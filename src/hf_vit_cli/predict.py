@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FormattedPrediction = tuple[dict[str, Any], list[str], list[list[str]]]
 
 
-@options.with_options("batch_size", "draft", "optimize", "device", "runner", "address")
+@options.with_options("batch_size", "max_num_patches", "draft", "optimize", "device", "runner", "address")
 def predict(
     model: str = options.CHECKPOINT,
     images: list[str] = arg(

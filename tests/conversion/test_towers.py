@@ -199,7 +199,7 @@ def test_images_in_their_own_shape_are_those_of_siglip_2(tmp_path: Path, command
     for words in (
         ("convert", tmp_path / "siglip2", "--output", tmp_path / "ours"),
         ("embed", tmp_path / "ours", *own_shape, tmp_path / "converted"),
-        ("embed", tmp_path / "siglip2", *own_shape, tmp_path / "as it was"),
+        ("embed", tmp_path / "siglip2", "--data", tmp_path / "data", "--output", tmp_path / "as it was"),  # by default
         ("export", tmp_path / "ours", "--to", "transformers", "--output", tmp_path / "back"),
     ):
         code, _, err = command(*words)
@@ -216,6 +216,58 @@ def test_images_in_their_own_shape_are_those_of_siglip_2(tmp_path: Path, command
     for found in (rows, others):
         assert largest(torch.tensor([row["embedding"] for row in found]), expected) <= 1e-5
     assert largest(back.pooler_output, expected) <= 1e-5
+
+
+def test_a_classifier_of_siglip_2_learns_and_answers_in_own_shapes(tmp_path: Path, command: Any):
+    """With a random crop or with features kept; the loss of the test split is that of transformers' classifier."""
+    made = of_transformers("Siglip2ForImageClassification", num_patches=9, num_labels=2)
+    made.config.id2label, made.config.label2id = (
+        dict(enumerate(NAMES[:2])),
+        {name: i for i, name in enumerate(NAMES[:2])},
+    )
+    made.save_pretrained(tmp_path / "siglip2")
+    transformers.Siglip2ImageProcessor(patch_size=4, max_num_patches=24).save_pretrained(tmp_path / "siglip2")
+    random, labels, images = np.random.default_rng(0), list[int](), list[Image.Image]()
+    for split in ("train", "validation", "test"):
+        for number in range(8):
+            place = tmp_path / "data" / split / NAMES[number % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            image = Image.fromarray(random.integers(0, 256, (8 + 3 * number, 30 - 2 * number, 3), dtype=np.uint8))
+            image.save(place / f"{number}.png")
+            images, labels = ([*images, image], [*labels, number % 2]) if split == "test" else (images, labels)
+    data, short = ("--data", tmp_path / "data"), ("--epochs", 1, "--batch-size", 4, "--device", "cpu")
+    whole = ("--random-resized-crop", 0, 0, "--horizontal-flip", 0)
+    for words in (
+        ("finetune", tmp_path / "siglip2", *data, "--output", tmp_path / "tuned", *short),
+        ("evaluate", tmp_path / "tuned", *data),
+        ("export", tmp_path / "tuned", "--to", "transformers", "--output", tmp_path / "back"),
+        ("finetune", tmp_path / "tuned", *data, "--output", tmp_path / "head", *short, *whole, "--tune", "head"),
+        ("finetune", tmp_path / "tuned", *data, "--output", tmp_path / "kept", *short, *whole, "--tune", "head",
+            "--cache-features"),
+        ("finetune", tmp_path / "tuned", *data, "--output", tmp_path / "square", *short, "--image-size", 16),
+    ):  # fmt: skip
+        code, _, err = command(*words)
+        assert code == 0, err
+    code, _, err = command("finetune", tmp_path / "tuned", *data, "--output", tmp_path / "no", "--mixup-alpha", 0.2)
+    assert code == 1
+    assert "mixup and cutmix need images of one size" in err
+    model: Any = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "back").eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "back")
+    with torch.no_grad():
+        logits = model(**processor(images, return_tensors="pt")).logits
+    numbers = torch.tensor([model.config.label2id[NAMES[label]] for label in labels])
+    expected = float(nn.functional.cross_entropy(logits, numbers))
+    losses = {
+        name: [record["values"]["loss"] for record in json.loads((tmp_path / name / "facts.json").read_text())[1:]]
+        for name in ("tuned", "head", "kept")
+    }
+    assert losses["tuned"] == pytest.approx([expected] * 2, abs=1e-5)  # of finetune's test, and of evaluate
+    assert losses["kept"] == pytest.approx(losses["head"], abs=1e-5)
+    sizes = {
+        name: getattr(transformers.AutoImageProcessor.from_pretrained(tmp_path / name), "max_num_patches", None)
+        for name in ("tuned", "square")
+    }
+    assert sizes == {"tuned": 24, "square": None}
 
 
 def test_pixels_come_along(tmp_path: Path):

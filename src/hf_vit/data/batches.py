@@ -12,7 +12,14 @@ import torch
 from hf_vit.data.augmentation import seeded
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.labels import list_column
-from hf_vit.data.transforms import DenseEvalTransform, DenseTrainTransform, EvalTransform, Example, TrainTransform
+from hf_vit.data.transforms import (
+    DenseEvalTransform,
+    DenseTrainTransform,
+    EvalTransform,
+    Example,
+    TrainTransform,
+    pad_to_patches,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -287,24 +294,39 @@ class ImageCollator:
         num_labels: K, the number of classes.
         mixup_alpha, cutmix_alpha: see `AugmentationConfig`.
         seed: of the mixing.
+        patch: (height, width) px of the patches to which images of several sizes are padded; their
+            `patch_attention_mask` [B, h, w] comes with them. None: all images have one size.
     """
 
-    def __init__(self, num_labels: int, mixup_alpha: float = 0.0, cutmix_alpha: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        num_labels: int,
+        mixup_alpha: float = 0.0,
+        cutmix_alpha: float = 0.0,
+        seed: int = 0,
+        patch: tuple[int, int] | None = None,
+    ) -> None:
         from torchvision.transforms import v2
 
-        self.num_labels, self.seed = num_labels, seed
+        self.num_labels, self.seed, self.patch = num_labels, seed, patch
         kinds = ((v2.MixUp, mixup_alpha), (v2.CutMix, cutmix_alpha))
         self._mixes: list[Any] = [kind(alpha=alpha, num_classes=num_labels) for kind, alpha in kinds if alpha > 0]
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
         """Stack the images of examples [B, C, H, W] with their labels, and mix them if mixup or cutmix is on."""
-        pixel_values = torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
+        images = [torch.as_tensor(example["pixel_values"]) for example in examples]
+        inputs: dict[str, torch.Tensor] = {}
+        if self.patch is None:
+            inputs["pixel_values"] = torch.stack(images)
+        else:
+            inputs |= pad_to_patches(images, self.patch)
+        pixel_values = inputs["pixel_values"]
         key = "label" if "label" in examples[0] else "labels"
         if isinstance(examples[0][key], list):
             labels = torch.zeros(len(examples), self.num_labels)
             for row, example in enumerate(examples):
                 labels[row, example[key]] = 1.0
-            return {"pixel_values": pixel_values, "labels": labels}
+            return {**inputs, "labels": labels}
         labels = torch.tensor([int(example[key]) for example in examples])
         if self._mixes and all(example.get("mixable", True) for example in examples):
             # About 1,000 values of every image identify the batch quickly.
@@ -313,7 +335,7 @@ class ImageCollator:
             with seeded(zlib.crc32(sample, self.seed & 0xFFFFFFFF)):
                 mix = self._mixes[int(torch.randint(len(self._mixes), ()))]
                 pixel_values, labels = mix(pixel_values, labels)
-        return {"pixel_values": pixel_values, "labels": labels}
+        return {**inputs, "pixel_values": pixel_values, "labels": labels}
 
 
 def dense_collator(examples: Sequence[Example]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Turn Pillow images into `pixel_values` with the values of the saved image processor, and augment training images."""
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +19,7 @@ from hf_vit.errors import UserError, first_line
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torchvision.transforms.v2 import InterpolationMode
-    from transformers import BaseImageProcessor, PreTrainedConfig, ViTImageProcessor
+    from transformers import BaseImageProcessor, BatchFeature, PreTrainedConfig, ViTImageProcessor
 
 
 def make_processor(config: "PreTrainedConfig", **kwargs: Any) -> "ViTImageProcessor":
@@ -172,7 +173,10 @@ class TrainTransform(_RandomTransform):
 
     def finish(self, prepared: Sequence[torch.Tensor], indices: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
         """Augment and scale images to float32 [3, H, W]; `indices` identify the images in the random keys."""
-        keys = self._draw_keys(indices)
+        return self._vary(prepared, self._draw_keys(indices))
+
+    def _vary(self, prepared: Sequence[torch.Tensor], keys: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
+        """Augment and scale images with these random keys."""
         pixels = self._augment(prepared, keys)
         if self._distort is not None:
             pixels = torch.stack(self._distort.transform_all(pixels, keys))
@@ -184,6 +188,75 @@ class TrainTransform(_RandomTransform):
         prepared = self.prepare(batch["image"])
         indices = np.asarray([_content_key(image) for image in prepared], dtype=np.uint64)
         return {"pixel_values": list(self.finish(prepared, indices)), "label": list(batch["label"])}
+
+
+class OwnShapeEvalTransform(EvalTransform):
+    """Evaluation transform for a processor that keeps the shape of images (`keeps_shapes`): tensors of several sizes.
+
+    Args:
+        processor: the image processor.
+        patch: (height, width) px of the model's patches.
+    """
+
+    def __init__(self, processor: "BaseImageProcessor", patch: tuple[int, int]) -> None:
+        super().__init__(processor)
+        self.patch = patch
+
+    def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
+        """Return [3, H, W] float32 for every image."""
+        processor: Any = self.processor
+        return [
+            fill_patches(image, processor, self.patch, processor.max_num_patches)
+            for image in map_in_threads(decode_image, images)
+        ]
+
+
+class OwnShapeTrainTransform(TrainTransform):
+    """Training transform for a processor that keeps the shape of images; a random crop fills its patches too."""
+
+    mixable = False
+
+    def __init__(
+        self,
+        processor: "BaseImageProcessor",
+        patch: tuple[int, int],
+        augmentation: AugmentationConfig | None = None,
+        seed: int = 0,
+    ) -> None:
+        augmentation = augmentation or AugmentationConfig()
+        if augmentation.random_crop is not None or augmentation.mixup_alpha or augmentation.cutmix_alpha:
+            raise UserError(
+                "random_crop, mixup and cutmix need images of one size, but the image processor of this model keeps "
+                "their shape (max_num_patches); choose another recipe, or another size with --image-size"
+            )
+        super().__init__(processor, replace(augmentation, random_resized_crop=None), seed)
+        self.patch, self._scale = patch, augmentation.random_resized_crop
+        self._crop = Seeded(self._crop_at_random)
+
+    def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
+        """Return uint8 [3, H, W], resized unless a random crop follows."""
+        rgb = map_in_threads(decode_image, images)
+        if self._scale is None:
+            return [self._fill(image) for image in rgb]
+        return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in rgb]
+
+    def _vary(self, prepared: Sequence[torch.Tensor], keys: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
+        """Augment and scale images, each in its own size."""
+        images = prepared if self._scale is None else self._crop.transform_all(prepared, keys)
+        return [
+            super(OwnShapeTrainTransform, self)._vary([image], keys[n : n + 1])[0] for n, image in enumerate(images)
+        ]
+
+    def _crop_at_random(self, image: torch.Tensor) -> torch.Tensor:
+        from torchvision.transforms import RandomResizedCrop
+
+        top, left, height, width = RandomResizedCrop.get_params(image, list(self._scale or ()), [3 / 4, 4 / 3])
+        return self._fill(image[:, top : top + height, left : left + width])
+
+    def _fill(self, image: Image.Image | torch.Tensor) -> torch.Tensor:
+        processor: Any = self.processor
+        steps = {"do_rescale": False, "do_normalize": False}
+        return fill_patches(image, processor, self.patch, processor.max_num_patches, **steps)
 
 
 def eval_transform(processor: "BaseImageProcessor") -> EvalTransform:
@@ -203,6 +276,58 @@ def image_transforms(
 ) -> tuple[TrainTransform, EvalTransform]:
     """Return the training transform and the evaluation transform of a model."""
     return TrainTransform(processor, augmentation, seed), EvalTransform(processor)
+
+
+def keeps_shapes(processor: Any) -> bool:
+    """Return whether an image processor resizes images in their own shape to a number of patches, as SigLIP 2's."""
+    return getattr(processor, "max_num_patches", None) is not None
+
+
+def fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
+    """Return the largest patch grid (h, w) with the shape of an image, as SigLIP 2's processor computes it.
+
+    Sides are rounded up to whole patches; the scale is found to 1e-5 and is at most 100.
+    """
+
+    def scaled_grid(scale: float) -> tuple[int, int]:
+        h, w = (max(1, math.ceil(side * scale / px)) for side, px in zip(size, patch, strict=True))
+        return h, w
+
+    low, high = 1e-6, 100.0
+    while high - low >= 1e-5:
+        scale = (low + high) / 2
+        low, high = (scale, high) if math.prod(scaled_grid(scale)) <= max_num_patches else (low, scale)
+    return scaled_grid(low)
+
+
+def fill_patches(
+    image: Image.Image | torch.Tensor, processor: Any, patch: tuple[int, int], max_num_patches: int, **steps: Any
+) -> torch.Tensor:
+    """Resize an RGB image, or uint8 [3, H, W], to the patches that it fills, and process it: [3, H', W'].
+
+    The processor itself resizes, as its rounding differs from Pillow's; `steps` are further arguments of it.
+    """
+    if isinstance(image, torch.Tensor):
+        sides, steps = (image.shape[1], image.shape[2]), {**steps, "input_data_format": "channels_first"}
+    else:
+        sides = image.height, image.width
+    h, w = fill_grid(sides, patch, max_num_patches)
+    size = {"height": h * patch[0], "width": w * patch[1]}
+    steps |= {"do_resize": True, "size": size, "do_center_crop": False}
+    return processor(images=image, return_tensors="pt", **steps)["pixel_values"][0]
+
+
+def pad_to_patches(images: Sequence[torch.Tensor], patch: tuple[int, int]) -> "BatchFeature":
+    """Pad images [C, H, W] to a batch [B, C, H, W], and return it with the mask of their patches, [B, h, w]."""
+    from transformers import BatchFeature
+
+    height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
+    pixel_values = images[0].new_zeros(len(images), len(images[0]), height, width)
+    mask = torch.zeros(len(images), height // patch[0], width // patch[1], dtype=torch.int64)
+    for number, image in enumerate(images):
+        pixel_values[number, :, : image.shape[1], : image.shape[2]] = image
+        mask[number, : image.shape[1] // patch[0], : image.shape[2] // patch[1]] = 1
+    return BatchFeature({"pixel_values": pixel_values, "patch_attention_mask": mask})
 
 
 def input_size(processor: Any) -> tuple[int, int]:

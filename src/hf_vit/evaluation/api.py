@@ -23,6 +23,7 @@ from hf_vit.families import DenseTask, regression_reason
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import describe_engine
 from hf_vit.loading.outputs import get_dense_task
+from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.protocols.registry import ProtocolRun
@@ -86,6 +87,7 @@ def predict(
     batch_size: int = 32,
     skip_bad_images: bool = False,
     tiles: bool = False,
+    max_num_patches: int | None = None,
     draft: bool = False,
     device: str | None = None,
     optimize: bool = False,
@@ -105,10 +107,12 @@ def predict(
         batch_size: images per forward pass.
         skip_bad_images: give unreadable images a `problem` and no prediction instead of raising an error.
         tiles: cut images that are larger than the model's into tiles of its size, for segmentation and detection.
+        max_num_patches: see `evaluate_protocol`.
         draft: decode JPEG files at the smallest of their scales that is not below the model's size, for a classifier;
             faster, with slightly different pixels.
         device: torch device, by default a GPU if there is one.
-        optimize: run a model that is given by name on the engine that pays for so many images (`select_engine`).
+        optimize: run a model that is given by name on the engine that pays for so many images (`select_engine`), for
+            images of one size.
         runner: "local"; or "ray" for a classifier that is given by name, with one model on every GPU or machine. All
             machines need the model and the images under the same names.
         address: HOST:PORT of a Ray cluster; by default Ray is started on this machine.
@@ -132,6 +136,9 @@ def predict(
         )
     if draft and is_dense:
         raise UserError("--draft only works for classifiers, not for segmentation and detection; leave --draft out")
+    if max_num_patches is not None and (is_dense or draft):
+        other = "--draft" if draft else "segmentation and detection"
+        raise UserError(f"--max-num-patches does not work with {other}; leave --max-num-patches out")
     options: dict[str, Any] = {"batch_size": batch_size, "skip_bad_images": skip_bad_images or output is not None}
     with open_runner(runner, address, device) as ray:
         if is_dense:
@@ -144,8 +151,13 @@ def predict(
                 f"{subject.name} is a regression model ({reason}), so its scores are predicted values, not "
                 "probabilities"
             )
+        if max_num_patches is None and not draft:
+            max_num_patches = find_max_patches(subject)
+        if max_num_patches is not None:
+            subject, optimize = keep_image_sizes(subject, max_num_patches), False
         count = sum(1 for _ in list_image_files(image_paths)) if optimize and is_named else None
-        engine, remote = prepare_engine(subject, model, count, ray, optimize=optimize)
+        kept: Any = {"optimize": optimize, "max_num_patches": max_num_patches}
+        engine, remote = prepare_engine(subject, model, count, ray, **kept)
         if engine is not None and report is not None:
             report(describe_engine(engine))
         options |= {"top": top, "draft": draft, "remote": remote}

@@ -203,6 +203,8 @@ def embed(
     with open_runner(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
         subject = _load(named_model, settings, device if ray is None else "cpu")
+        if not draft:
+            subject, named_model, settings = _keep_shapes(subject, named_model, settings)
         images = load_data(
             data,
             image_size=subject.image_size,
@@ -214,7 +216,7 @@ def embed(
             check=False,
         )
         selected = list(dict.fromkeys(splits or images.splits))
-        if optimize and features is None and max_num_patches is None and not (ray is not None and ray.gpus):
+        if optimize and features is None and settings.max_num_patches is None and not (ray is not None and ray.gpus):
             engine = _select_engine(subject, images, selected, folder)
             named_model, settings = replace(named_model, engine=engine), replace(settings, engine=engine)
         if draft:
@@ -270,6 +272,19 @@ def _load(model: NamedModel, settings: Settings, device: str | None) -> "LoadedM
         remedy = "get its values with hf-vit predict, or leave --predictions out to write embeddings"
         refuse_regression(subject.model, model.model, "--predictions", remedy)
     return subject
+
+
+def _keep_shapes(
+    subject: "LoadedModel", model: NamedModel, settings: Settings
+) -> "tuple[LoadedModel, NamedModel, Settings]":
+    """Let a model whose image processor keeps the shape of images do so, unless an option says how."""
+    from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
+
+    count = find_max_patches(subject) if settings.max_num_patches is None else None
+    if count is None:
+        return subject, model, settings
+    subject = keep_image_sizes(subject, count)
+    return subject, replace(model, max_num_patches=count), replace(settings, max_num_patches=count)
 
 
 def _select_engine(

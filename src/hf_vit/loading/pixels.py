@@ -7,13 +7,13 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import numpy as np
 import torch
 from torch import nn
 
-from hf_vit.data.transforms import pixel_scale
+from hf_vit.data.transforms import fill_patches, keeps_shapes, pad_to_patches, pixel_scale
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.inference.mixed_sizes import without_padding
@@ -21,7 +21,6 @@ from hf_vit.loading.model import LoadedModel
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from transformers import BatchFeature
 
 
 _PROBE_PX = 64
@@ -120,8 +119,7 @@ def keep_image_sizes(subject: LoadedModel, max_num_patches: int) -> LoadedModel:
         UserError: the model is no Vision Transformer of hf_vit with a pooling layer, or `max_num_patches` is below 1.
     """
     model: Any = subject.model
-    family = family_of(getattr(getattr(model, "config", None), "model_type", None))
-    if family is None or not family.is_vit or subject.processor is None:
+    if not _is_vit(model) or subject.processor is None:
         raise UserError(
             f"{subject.name} only takes images of one size; leave --max-num-patches out, or give a Vision "
             "Transformer of hf_vit (hf-vit convert converts those of other libraries)"
@@ -136,9 +134,25 @@ def keep_image_sizes(subject: LoadedModel, max_num_patches: int) -> LoadedModel:
     patch, processor = model.config.patch_stride, subject.processor
 
     def prepare(images: "Sequence[Image]") -> Any:
-        return _pad_to_batch([_prepare_image(image, processor, patch, max_num_patches) for image in images], patch)
+        return pad_to_patches([_prepare_image(image, processor, patch, max_num_patches) for image in images], patch)
 
     return replace(subject, model=without_padding(subject.model), prepare=prepare)
+
+
+def _is_vit(model: Any) -> bool:
+    """Return whether a model is a Vision Transformer of hf_vit."""
+    family = family_of(getattr(getattr(model, "config", None), "model_type", None))
+    return family is not None and family.is_vit
+
+
+def find_max_patches(subject: LoadedModel) -> int | None:
+    """Return the number of patches for which a model's own processor keeps the shape of images, as SigLIP 2's does.
+
+    None: the processor gives images of one size, or the model does not take others.
+    """
+    count, model = getattr(subject.processor, "max_num_patches", None), cast(Any, subject.model)
+    takes_others = _is_vit(model) and getattr(model.base_model, "pooler", None) is not None
+    return count if isinstance(count, int) and count > 0 and takes_others else None
 
 
 def fit_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
@@ -151,44 +165,12 @@ def fit_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int
     return h, w
 
 
-def fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
-    """Return the largest patch grid (h, w) with the shape of an image, as SigLIP 2's processor computes it.
-
-    Sides are rounded up to whole patches; the scale is found to 1e-5 and is at most 100.
-    """
-
-    def scaled_grid(scale: float) -> tuple[int, int]:
-        h, w = (max(1, math.ceil(side * scale / px)) for side, px in zip(size, patch, strict=True))
-        return h, w
-
-    low, high = 1e-6, 100.0
-    while high - low >= 1e-5:
-        scale = (low + high) / 2
-        low, high = (scale, high) if math.prod(scaled_grid(scale)) <= max_num_patches else (low, scale)
-    return scaled_grid(low)
-
-
 def _prepare_image(image: "Image", processor: Any, patch: tuple[int, int], max_num_patches: int) -> torch.Tensor:
     """Resize an RGB image to whole patches and scale it: [C, H, W]."""
-    fills = getattr(processor, "max_num_patches", None) is not None
-    h, w = (fill_grid if fills else fit_grid)((image.height, image.width), patch, max_num_patches)
+    if keeps_shapes(processor):
+        return fill_patches(image, processor, patch, max_num_patches)
+    h, w = fit_grid((image.height, image.width), patch, max_num_patches)
     size = (w * patch[1], h * patch[0])
-    if fills:  # resized by the processor itself, whose rounding differs from Pillow's
-        steps = {"do_resize": True, "size": {"height": size[1], "width": size[0]}, "do_center_crop": False}
-        return processor(images=image, return_tensors="pt", **steps)["pixel_values"][0]
     resized = image if image.size == size else image.resize(size, processor.resample)
     done_steps = [step for step in ("do_resize", "do_center_crop", "do_pad") if getattr(processor, step, None)]
     return processor(images=resized, return_tensors="pt", **dict.fromkeys(done_steps, False))["pixel_values"][0]
-
-
-def _pad_to_batch(images: Sequence[torch.Tensor], patch: tuple[int, int]) -> "BatchFeature":
-    """Pad images [C, H, W] to a batch [B, C, H, W], and return it with the mask of their patches, [B, h, w]."""
-    from transformers import BatchFeature
-
-    height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
-    pixel_values = images[0].new_zeros(len(images), len(images[0]), height, width)
-    mask = torch.zeros(len(images), height // patch[0], width // patch[1], dtype=torch.int64)
-    for number, image in enumerate(images):
-        pixel_values[number, :, : image.shape[1], : image.shape[2]] = image
-        mask[number, : image.shape[1] // patch[0], : image.shape[2] // patch[1]] = 1
-    return BatchFeature({"pixel_values": pixel_values, "patch_attention_mask": mask})

@@ -266,8 +266,8 @@ def _px(size: Any) -> str:
     return f"{size[0]}x{size[1]} px"
 
 
-def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcessor:
-    """Build the image processor of a model, at the model's size.
+def build_processor(source: Source, config: PreTrainedConfig, own_shapes: bool = False) -> ViTImageProcessor:
+    """Build the image processor of a model, at the model's size; with `own_shapes` for images in their own shape too.
 
     It scales pixels as the checkpoint's image processor does, or to [-1, 1] for a variant with fresh weights. Steps
     that the checkpoint's processor skips, and a factor other than 1/255, become part of mean and standard deviation.
@@ -286,16 +286,15 @@ def build_processor(source: Source, config: PreTrainedConfig) -> ViTImageProcess
             except OSError:
                 return make_processor(config)
         names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
-        own_shape = {
-            name: stored_settings[name] for name in ("max_num_patches",) if stored_settings.get(name) is not None
-        }
+        max_num_patches = stored_settings.get("max_num_patches") if own_shapes else None
+        kept = {} if max_num_patches is None else {"max_num_patches": max_num_patches}
         # Only these fields scale pixels; the others (size, crop) do not fit the new model.
         scaling = ViTImageProcessor(
             **{name: stored_settings[name] for name in names if stored_settings.get(name) is not None}
         )
         factor, means, stds = pixel_scale(scaling, config.num_channels)
         means, stds = [mean / (255 * factor) for mean in means], [std / (255 * factor) for std in stds]
-        processor = make_processor(config, image_mean=means, image_std=stds, resample=scaling.resample, **own_shape)
+        processor = make_processor(config, image_mean=means, image_std=stds, resample=scaling.resample, **kept)
         processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")  # raises now if a value cannot be used
     return processor
 

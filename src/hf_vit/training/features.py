@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_vit.data.batches import TransformedImages
-from hf_vit.data.transforms import Example
+from hf_vit.data.transforms import Example, keeps_shapes, pad_to_patches
 from hf_vit.environment import pick_device, versions
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import evaluation_mode, show_progress
@@ -121,8 +121,10 @@ def _compute(run: Run, images: TransformedImages, rows: range) -> torch.Tensor:
     batches = ((rows[first : first + _BATCH],) for first in range(0, len(rows), _BATCH))
     with evaluation_mode(model), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=run.bf16):
         for (batch,) in show_progress(batches, len(rows), "computing features"):
-            pixel_values = torch.stack([example["pixel_values"] for example in images.__getitems__(batch)])
-            outputs = model.base_model(pixel_values.to(device))
+            tensors = [example["pixel_values"] for example in images.__getitems__(batch)]
+            patch = model.config.patch_stride if keeps_shapes(run.processor) else None
+            batch_inputs = {"pixel_values": torch.stack(tensors)} if patch is None else pad_to_patches(tensors, patch)
+            outputs = model.base_model(**{name: tensor.to(device) for name, tensor in batch_inputs.items()})
             inputs = [outputs.pooler_output]
             if getattr(model.config, "has_distillation_head", False):
                 inputs.append(outputs.last_hidden_state[:, class_token_index(model.config) + 1])

@@ -28,7 +28,7 @@ from hf_vit.families import refuse_regression
 from hf_vit.hub.published_results import FEATURE_PROTOCOLS
 from hf_vit.loading.model import load_model
 from hf_vit.loading.outputs import FEATURES, FeatureChoice, refuse_features
-from hf_vit.loading.pixels import keep_image_sizes
+from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.results.facts import Facts, Record
 
 PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
@@ -122,7 +122,8 @@ def evaluate_protocol(
         split, num_images, batch_size, seed, progress, num_workers: see `Examination`.
         device: torch device, by default a GPU if there is one.
         streaming, skip_bad_images, image_column, label_column: see `load_data`.
-        max_num_patches: keep image sizes, and reduce images with more patches than this (`keep_image_sizes`).
+        max_num_patches: keep image sizes, and reduce images with more patches than this (`keep_image_sizes`). By
+            default the number of an image processor that keeps shapes (SigLIP 2), where the protocol takes any size.
         draft: decode JPEG files at the smallest of their scales that is not below the model's size; faster, with
             slightly different pixels. Not for streams.
         optimize: run a model that is given by name on the engine that pays for so many images (`select_engine`); only
@@ -164,6 +165,8 @@ def evaluate_protocol(
             refuse_regression(subject.model, subject.name, f"protocol {protocol}", remedy)
         if choice is not None:
             refuse_features(subject.model, choice)
+        if max_num_patches is None and not draft and protocol not in ONE_SIZE_PROTOCOLS:
+            max_num_patches = find_max_patches(subject)
         if max_num_patches is not None:
             subject = keep_image_sizes(subject, max_num_patches)
         if subject.folder is not None:

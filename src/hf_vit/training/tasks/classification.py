@@ -11,11 +11,13 @@ from torch.nn import functional as F
 from transformers import AutoModelForImageClassification, EvalPrediction, PreTrainedModel, ViTImageProcessor
 
 from hf_vit.data import ImageCollator, ImageData
+from hf_vit.data.transforms import OwnShapeEvalTransform, OwnShapeTrainTransform, keeps_shapes
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, compute_multi_label_metrics
 from hf_vit.evaluation.protocols.top1 import OF_CLASSES, ClassificationResult
 from hf_vit.loading.model import get_label_names
 from hf_vit.loading.start import build_classifier, build_processor, match_head_rows
+from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.facts import Record
 from hf_vit.training.plan import Run, Start, configure_weights
 from hf_vit.training.tasks.task import FinetuneResult, MeasuredTask
@@ -37,7 +39,9 @@ class ClassifierTask(MeasuredTask):
     def collator(self, run: Run) -> ImageCollator:
         augmentation = run.recipe.augmentation
         mixing = augmentation.mixup_alpha, augmentation.cutmix_alpha
-        return ImageCollator(len(run.data.label_names), *mixing, seed=run.options.seed)
+        has_sizes = keeps_shapes(run.processor) and not run.options.cache_features
+        patch = run.config.patch_stride if has_sizes else None
+        return ImageCollator(len(run.data.label_names), *mixing, seed=run.options.seed, patch=patch)
 
     def describe(self, run: Run) -> str:
         note = "; the checkpoint's head for these classes is kept (--new-head starts a new one)"
@@ -108,20 +112,30 @@ class Classification(ClassifierTask):
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         """Build the model with a head for the classes; refuse settings that do not work with multi-label data."""
         if not start.data.multi_label:
-            return build_for_classes(start, recipe)
+            return build_for_classes(start, recipe, own_shapes=True)
         augmentation = recipe.augmentation
         if recipe.class_weights or recipe.balanced_sampling or augmentation.mixup_alpha or augmentation.cutmix_alpha:
             raise UserError(
                 "--class-weights, --balanced-sampling, mixup and cutmix do not work with multi-label data; leave "
                 "them out, or choose a recipe without them"
             )
-        return build_for_classes(start, recipe, problem_type="multi_label_classification")
+        return build_for_classes(start, recipe, own_shapes=True, problem_type="multi_label_classification")
+
+    def transforms(self, run: Run) -> tuple[Any, Any]:
+        if not keeps_shapes(run.processor):
+            return super().transforms(run)
+        own = run.processor, run.config.patch_stride
+        training = OwnShapeTrainTransform(*own, run.recipe.augmentation, run.options.seed)
+        return training, OwnShapeEvalTransform(*own)
 
 
-def build_for_classes(start: Start, recipe: Recipe, **fields: Any) -> tuple[PreTrainedModel, ViTImageProcessor]:
+def build_for_classes(
+    start: Start, recipe: Recipe, own_shapes: bool = False, **fields: Any
+) -> tuple[PreTrainedModel, ViTImageProcessor]:
     """Build a classifier of the data's classes, and its image processor.
 
-    `fields` of the configuration have precedence over the recipe's architecture, which applies to new weights only.
+    With `own_shapes` a processor that keeps the shape of images does so, unless another size is requested. `fields` of
+    the configuration have precedence over the recipe's architecture, which applies to new weights only.
     """
     source, label_names = start.source, start.data.label_names
     if not source.has_weights:
@@ -141,7 +155,8 @@ def build_for_classes(start: Start, recipe: Recipe, **fields: Any) -> tuple[PreT
         head_bias=recipe.initial_head_bias(len(label_names)),
         **fields,
     )
-    return classifier, build_processor(source, classifier.config)
+    own_shapes = own_shapes and start.image_size == as_pair(source.config.image_size)
+    return classifier, build_processor(source, classifier.config, own_shapes)
 
 
 def _keeps_head(run: Run) -> bool:

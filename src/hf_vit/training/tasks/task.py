@@ -34,6 +34,7 @@ from hf_vit.evaluation.protocols.top1 import ClassificationResult
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push import PushResult
 from hf_vit.loading.model import load_model
+from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.results.facts import Facts, Record
 from hf_vit.training.features import bypass_backbone, load_features
 from hf_vit.training.plan import Run, Start, choose_attention, limit_evaluation, log_folder, training_arguments
@@ -336,6 +337,8 @@ class MeasuredTask(Task[FinetuneResult]):
 def _open_test(run: Run, model: PreTrainedModel) -> Examination:
     """Return the examination of a model on the test split of a run."""
     subject = load_model((model, run.processor))
+    if (max_num_patches := find_max_patches(subject)) is not None:
+        subject = keep_image_sizes(subject, max_num_patches)
     num_images, seed = limit_evaluation(run)[1], run.options.seed
     return Examination(
         subject, run.data, num_images=num_images, batch_size=run.micro_batch_size, seed=seed, progress=False
