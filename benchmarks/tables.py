@@ -137,13 +137,13 @@ def load_model_runs(kind: str) -> Rows:
 
 
 def find_ratio(
-    kind: str, work: str, variant: str, dtype: str, batch: int, name: str, peer: str
+    kind: str, work: str, variant: str, dtype: str, batch: int, name: str, peer: str, image_size: int = 224
 ) -> dict[str, float] | None:
     """Return how many times as fast a contestant was as a peer of the same run, in the newest run that has both."""
     for row in reversed(load_model_runs(kind)):
         cell, outcome = row["cell"], row["outcomes"].get(name, {"ratios": {}})
-        case = (cell["work"], cell["shape"]["variant"], cell["dtype"], cell["batch"])
-        if case == (work, variant, dtype, batch) and peer in outcome["ratios"]:
+        case = (cell["work"], *cell["shape"].values(), cell["dtype"], cell["batch"])
+        if case == (work, variant, image_size, dtype, batch) and peer in outcome["ratios"]:
             return outcome["ratios"][peer]
     return None
 
@@ -248,6 +248,20 @@ def as_loaded(_: Path | None) -> str:
     caption = "Times the peer's model as loaded (S/16, B/16: transformers with sdpa; hybrids: timm). "
     header = ["processor", "contestant", "dtype", *batch_headers(PEERS)]
     return markdown(header, compare_with_peers(names, ""), f"{caption}{format_model_dates(*PROCESSORS)}.")
+
+
+@table("models_zen4.json")
+def rotation(_: Path | None) -> str:
+    """Return rows for DINOv3-B/16 beside itself without rotation, and beside its peers."""
+    names = ("hf_vit", "hf_vit optimized")
+    pairs = [*((name, f"{name} unrotated") for name in names), *((name, "transformers") for name in (*names, "timm"))]
+    rows = (
+        ((processor, *pair, dtype),
+         [(kind, "inference", "DINOv3-B/16", dtype, batch, *pair, size) for size in (224, 512) for batch in BATCHES])
+        for (kind, processor), pair, dtype in itertools.product(PROCESSORS.items(), pairs, DTYPES)
+    )  # fmt: skip
+    header = ["processor", "contestant", "beside", "dtype", *batch_headers(("224 px", "512 px"))]
+    return markdown(header, compare(rows), "DINOv3-B/16 with random weights; `hf-vit bench models DINOv3-B/16`.")
 
 
 @table("models_zen4.json")
