@@ -392,6 +392,20 @@ def demo(path: Path) -> str:
     return markdown(" |  | wrong of 360 | mean", lines, f"`hf-vit demo --seeds 10`, then `demo.py`, {date}.")
 
 
+@table("doors.json")
+def doors(path: Path) -> str:
+    record = load(path)
+    lines = [
+        (door["name"], door["version"], f"{door['equal_labels']:,}", f"{door['largest_difference']:.1e}")
+        for door in record["doors"]
+    ]
+    caption = (
+        f"`hf-vit verify FOLDER --doors` on a {record['model']['kind']} and {record['data']['size']:,} images; at most "
+        f"{record['bound']:.0e} is allowed."
+    )
+    return markdown("door | what ran | labels equal | largest difference of a probability", lines, caption)
+
+
 # ---- speed and memory: tables whose rows are the rows of a record
 
 
