@@ -25,7 +25,7 @@ KINDS = {
     "name": "recipe distillation precision optimizer schedule loss tune objective target mode normalization name "
     "protocol split fill picture_format hidden_act pooling to kinds only corruption variants work dtype contestant "
     "report_to image_column label_column family spelling self_training pseudo_labels auto_augment quantize task head "
-    "runner position_embedding rotary_embedding features",
+    "runner position_embedding rotary_embedding features sdk",
 }  # fmt: skip
 RGB = tuple(COLOURS.values())
 FREE = ("unit", "search", "judged_on", "collection")  # any text will do, or is shown as it is

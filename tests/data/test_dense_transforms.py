@@ -287,7 +287,7 @@ def test_one_tile_is_torchvisions_batched_nms():
     [
         (lambda: Tiles((10, 10), (4, 4), 4), "the tiles overlap by 4 px, but tiles of this size need 0 to 3 px"),
         (lambda: Tiles((10, 10), (4, 4), 2, 2), "overlap by 2 px, less than twice their margin"),
-        (lambda: Tiles((10, 10), (0, 4)), "all sides need at least 1 px"),
+        (lambda: Tiles((10, 10), (0, 4)), "give sides of at least 1 px"),
         (lambda: dense_transforms(processor(), "mask", AugmentationConfig(rotation_degrees=10)),
          "augmentation rotation_degrees does not transform masks and boxes"),
         (lambda: train_transform(processor(), AugmentationConfig(scale_jitter=(0.5, 1))),

@@ -192,7 +192,7 @@ def test_what_an_examination_cannot_do_is_refused(pixels, monkeypatch):
         (lambda: pre_logits(torch.nn.Linear(1, 1), pixels), "features of a Linear cannot be read"),
         (
             lambda: list(examine(ViTModel(make_classifier().config)).iterate_pixels()),
-            "ViTModel has no classifier; choose --protocol few-shot",
+            "ViTModel has no class names to compare with the labels; choose --protocol few-shot",
         ),
         (lambda: list(examine(other_names).iterate_pixels()), "that the model does not have"),
     ):

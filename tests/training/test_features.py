@@ -77,7 +77,7 @@ def test_resume_is_exact_and_an_interrupted_cache_is_completed(train, killed, ca
     lost = next(path for path in written if path.name.startswith("000001024"))
     lost.unlink()
     again = killed(whole, "again")
-    with pytest.raises(UserError, match="cache_features was True, now"):
+    with pytest.raises(UserError, match="cache_features was True and is now"):
         train("again", data="digits", resume=True)
     train("again", data="digits", resume=True, cache_features=True)
     assert same_weights(again, whole.folder)
