@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
 import struct
 import zlib
@@ -728,6 +729,37 @@ def test_compressed_copies_are_ignored_and_columns_of_qmnist_are_read(tmp_path):
     data = load_data(tmp_path)
     assert pixels_of(data, "test") == {(image.tobytes(), str(row % 2)) for row, image in enumerate(pixels["t10k"])}
     assert "t10k-images-idx3-ubyte.gz was ignored, as t10k-images-idx3-ubyte holds the same split" in data.notes
+
+
+def test_archives_that_unpack_into_folders_are_read_by_any_path(tmp_path):
+    """Kaggle's MNIST has every file as itself and in a folder of that name, with the names differing in a character."""
+    pixels = write_mnist(tmp_path, names="{split}-{kind}.idx{rank}-ubyte")
+    name = "{split}-{kind}-idx{rank}-ubyte"
+    write_mnist(tmp_path, names=f"{name}/{name}")
+    expected = {(image.tobytes(), str(row % 2)) for row, image in enumerate(pixels["t10k"])}
+    images = "t10k-images-idx3-ubyte"
+    for source in ("*", "t10k-images.idx3-ubyte", "t10k-*-ubyte", f"{images}/{images}", "t10k-images-*"):
+        assert pixels_of(load_data(tmp_path / source), "test") == expected, source
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "MNIST/raw/{split}-{kind}-idx{rank}-ubyte Fashion/raw/{split}-{kind}-idx{rank}-ubyte",
+        "EMNIST_Digits_{split}_{kind}_idx{rank}_ubyte EMNIST_Letters_{split}_{kind}_idx{rank}_ubyte",
+        "{split}-{kind}-idx{rank}-ubyte gzip/{split}-{kind}-idx{rank}-ubyte.gz",
+        "{split}-{kind}-idx{rank}-ubyte qmnist-{split}-{kind}-idx{rank}-ubyte",
+    ],
+)
+def test_one_of_several_idx_sets_is_offered_under_a_name_that_works(tmp_path, names):
+    for name in names.split():
+        write_mnist(tmp_path, names=name)
+    (tmp_path / "EMNIST_Digits_mapping.txt").write_text("0 48\n1 79 111\n")
+    with pytest.raises(UserError, match="2 data sets in IDX format") as error:
+        load_data(tmp_path)
+    listed, offered = re.search(r"\((.*)\); give one of them, such as '(.*)'", str(error.value)).groups()
+    assert len(set(listed.split(", "))) == 2
+    assert load_data(offered).label_names == (["0", "O"] if "EMNIST" in names else ["0", "1"])
 
 
 def break_idx(folder, how):

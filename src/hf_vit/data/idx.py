@@ -8,19 +8,22 @@ import functools
 import gzip
 import io
 import math
+import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from PIL import Image
 
+from hf_vit.data.files import walk
 from hf_vit.data.splits import SPLITS, split_name
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import refuse_pointer
+from hf_vit.repositories.stores import is_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -57,6 +60,11 @@ def is_mapping_name(name: str) -> bool:
     return name.lower().endswith("mapping.txt")
 
 
+def _parse_mapping_name(name: str) -> str:
+    """Return the data set in the name of a table of classes, as `parse_idx_name` writes it."""
+    return "-".join(_SEPARATORS.split(name.lower().removesuffix("mapping.txt"))[:-1])
+
+
 def _split_of(name: str) -> str | None:
     return "test" if name.lower() == "t10k" else split_name(name)
 
@@ -64,14 +72,15 @@ def _split_of(name: str) -> str | None:
 def group_idx_files(paths: Iterable[Path], source: str) -> tuple[dict[str, list[Path]], list[str]]:
     """Return split -> [images, labels if there are any, the table of classes if there is one], and notes.
 
-    Raises UserError for files of several data sets, and for labels without images.
+    A folder with the name of an IDX file, into which some archives unpack, stands for the files in it. Raises UserError
+    for files of several data sets, and for labels without images.
     """
     groups: dict[tuple[str, str], dict[tuple[str, str], list[Path]]] = {}
     mappings: dict[str, Path] = {}
-    for path in paths:
+    for path in _open_folders(paths):
         if (parsed := parse_idx_name(path.name)) is None:
-            if is_mapping_name(path.name):
-                mappings[path.name.lower()] = path
+            if is_mapping_name(path.name) and (prefix := _parse_mapping_name(path.name)):
+                mappings[prefix] = path
             continue
         prefix, split, kind = parsed
         folder = path.parent
@@ -81,12 +90,7 @@ def group_idx_files(paths: Iterable[Path], source: str) -> tuple[dict[str, list[
             folder = folder.parent
         groups.setdefault((str(folder), prefix), {}).setdefault((split or "train", kind), []).append(path)
     if len(groups) > 1:
-        (first_folder, first), (other_folder, other) = sorted(groups)[:2]
-        names = sorted({f"{first}-*", f"{other}-*"}) if first_folder == other_folder else [first_folder, other_folder]
-        raise UserError(
-            f"'{source}' holds {len(groups)} data sets in IDX format ({', '.join(Path(name).name for name in names)}"
-            f"{', ...' if len(groups) > 2 else ''}); give one of them, such as '{Path(first_folder) / (first + '-*')}'"
-        )
+        _refuse_several(groups, source)
     (_, prefix), members = next(iter(groups.items()))
     notes: list[str] = []
     files: dict[str, list[Path]] = {}
@@ -100,21 +104,47 @@ def group_idx_files(paths: Iterable[Path], source: str) -> tuple[dict[str, list[
             elif kind == "images":
                 labels = members[split, "labels"][0].name
                 raise UserError(f"'{source}' holds the labels {labels} without images; put the file of images there")
-        if mapping := mappings.get(f"{prefix}-mapping.txt"):
+        if mapping := mappings.get(prefix):
             files[split].append(mapping)
     return files, notes
+
+
+def _open_folders(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if parse_idx_name(path.name) and is_folder(path):
+            yield from (path.joinpath(*parts) for parts in walk(path)[0])
+        else:
+            yield path
+
+
+def _refuse_several(groups: Mapping[tuple[str, str], Mapping[object, Sequence[Path]]], source: str) -> NoReturn:
+    """Raise UserError for files of several data sets; it names one that can be given instead."""
+    places: list[str] = []
+    for (folder, prefix), members in groups.items():
+        file = next(iter(members.values()))[0]
+        places.append(f"{folder}/{file.name[: len(prefix) + 1]}*" if prefix else folder)
+    shared = os.path.commonpath([folder for folder, _ in groups]) + "/"
+    names = sorted(place.removeprefix(shared) for place in places)
+    # A folder above another one would hold several again.
+    best = min((place for place in places if place.endswith("*")), default=max(places, key=len))
+    raise UserError(
+        f"'{source}' holds {len(groups)} data sets in IDX format ({', '.join(names[:2])}"
+        f"{', ...' if len(groups) > 2 else ''}); give one of them, such as '{best}'"
+    )
 
 
 def list_companions(path: Path) -> list[Path]:
     """Return an IDX file and what belongs to it beside it: images or labels of its split, and the table of classes."""
     prefix, split, kind = parse_idx_name(path.name) or ("", None, "")
     other = (prefix, split, "labels" if kind == "images" else "images")
-    beside = sorted(file for file in path.parent.iterdir() if file != path)
-    names = {file: file.name.lower() for file in beside}
-    return [
-        path,
-        *(file for file in beside if parse_idx_name(file.name) == other or names[file] == f"{prefix}-mapping.txt"),
-    ]
+    # Some archives unpack every file into a folder with its name.
+    root, depth = (path.parent.parent, 2) if parse_idx_name(path.parent.name) else (path.parent, 1)
+    beside = [file for parts in walk(root, depth)[0] if (file := root.joinpath(*parts)) != path]
+
+    def belongs(name: str) -> bool:
+        return parse_idx_name(name) == other or (is_mapping_name(name) and _parse_mapping_name(name) == prefix)
+
+    return [path, *(file for file in beside if belongs(file.name))]
 
 
 def read_idx(path: Path) -> "NDArray[Any]":

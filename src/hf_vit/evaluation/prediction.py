@@ -430,6 +430,8 @@ def list_image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path |
             matching = match_objects(str(source)) if is_remote else sorted(map(Path, glob(str(source), recursive=True)))
             files = [entry for entry in matching if entry.suffix.lower() in suffixes and (is_remote or entry.is_file())]
             if not files:
+                files, notes = _list_idx(matching, str(source))
+            if not files:
                 raise UserError(f"no image matches {source}; give image files, folders, or another pattern")
         elif is_folder(path):
             files, notes = list_images(path)
@@ -451,11 +453,19 @@ def list_image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path |
 def _list_below(folder: Path) -> tuple[Sequence[Path | IdxImage], list[str]]:
     """Return the images of the IDX files of a folder, or else those in the folders below it; and notes."""
     names, _ = walk(folder)
-    if any(parse_idx_name(parts[-1]) for parts in names):
-        files, notes = group_idx_files([folder.joinpath(*parts) for parts in names], str(folder))
-        return [image for split in files.values() for image in IdxImage.list_all(split[0])], notes
+    idx_images, notes = _list_idx([folder.joinpath(*parts) for parts in names], str(folder))
+    if idx_images:
+        return idx_images, notes
     images = [folder.joinpath(*parts) for parts in names if is_image(parts[-1])]
     return images, [f"{folder} has no images itself, so the {len(images):,} in the folders below it are used"]
+
+
+def _list_idx(paths: Sequence[Path], source: str) -> tuple[list[Path | IdxImage], list[str]]:
+    """Return the images of the IDX files among some paths, none without such files, and notes."""
+    if not any(parse_idx_name(path.name) for path in paths):
+        return [], []
+    files, notes = group_idx_files(paths, source)
+    return [image for split in files.values() for image in IdxImage.list_all(split[0])], notes
 
 
 @functools.cache
