@@ -84,6 +84,16 @@ def test_resume_is_exact_and_an_interrupted_cache_is_completed(train, killed, ca
     assert [path for path, time in files(cache).items() if written[path] != time] == [lost]
 
 
+def test_images_of_another_size_have_other_features(train, cache):
+    """Fractals of two sizes have the same names, and so the same digests; a model resizes both to its own size."""
+    size = "fractals:classes=2,images=8,size={}"
+    results = [train(f"{px}", data=size.format(px), cache_features=True) for px in (32, 8)]
+    plain = train("plain", data=size.format(8))
+    assert len(files(cache)) == 4
+    ours, theirs = (load_file(result.folder / "model.safetensors") for result in (results[1], plain))
+    torch.testing.assert_close(ours["classifier.weight"], theirs["classifier.weight"], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("how", ["truncated", "changed", "foreign"])
 def test_damaged_and_foreign_features_are_refused(how, train, cache):
     train("first", cache_features=True)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, final
 
+import PIL
 import torch
 from huggingface_hub import cached_assets_path
 from safetensors import SafetensorError, safe_open
@@ -87,14 +88,16 @@ def load_features(run: Run, transforms: Mapping[str, Any]) -> list[FeatureImages
 
 def _load_split(run: Run, split: str, transform: Any) -> FeatureImages:
     model: Any = run.model
+    # Synthetic images of several sizes have one digest.
+    images_seen = "\n".join(f"{image.digest} {image.height}x{image.width}" for image in run.data.seen[split])
     content = {
         "backbone": load_model((model.base_model, run.processor)).fingerprint,
         "attention": getattr(model.config, "_attn_implementation", None),
         "transform": [type(transform).__name__, run.processor.to_dict()],
-        "images": hashlib.sha256("\n".join(image.digest for image in run.data.seen[split]).encode()).hexdigest(),
+        "images": hashlib.sha256(images_seen.encode()).hexdigest(),
         "precision": "bf16" if run.bf16 else "fp32",
         "device": pick_device(run.options.device).type,
-        "versions": versions(),
+        "versions": versions() | {"pillow": PIL.__version__},  # which decodes images
     }
     key = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
     folder = cached_assets_path("hf_vit", "features", key[:32])
