@@ -436,7 +436,7 @@ def test_a_training_takes_the_size_of_the_checkpoint_s_processor(command, tiny_c
 
 
 def test_a_short_training_evaluates_no_longer_than_it_trains(tiny_checkpoint, tmp_path):
-    """Evaluating 400 images ten times and 9,000 once takes longer than training on 16 images, at three passes each."""
+    """Evaluating 400 images ten times and 9,000 once takes longer than training on 24 images, at three passes each."""
     random = np.random.RandomState(0)
     for split, count in (("train", 600), ("val", 400), ("t10k", 9000)):
         pixels, labels = random.randint(0, 256, (count, 4, 4)), np.arange(count) % 2
@@ -445,15 +445,22 @@ def test_a_short_training_evaluates_no_longer_than_it_trains(tiny_checkpoint, tm
             (tmp_path / "data").mkdir(exist_ok=True)
             (tmp_path / "data" / f"{split}-{kind}-ubyte").write_bytes(header + array.astype(np.uint8).tobytes())
     lines = list[str]()
-    recipe = {"steps": 2, "batch_size": 8, "evaluations": 10}
-    result = finetune(str(tiny_checkpoint), tmp_path / "data", tmp_path / "out", report=lines.append, **recipe)
-    assert (Facts.load(tmp_path / "out").records[-1].data.size, result.test.num_images) == (500, 500)
-    assert sum("eval_loss" in entry for entry in result.history) == 1
-    assert any("a short training: it evaluates once instead of 10 times, and on 500 images" in line for line in lines)
+    recipe = {"steps": 3, "batch_size": 8}
+    for given, count, words in (
+        ({}, 1, "once instead of 20 times, and on 500 images"),
+        ({"evaluations": 3}, 3, "on 500 images"),  # a number that was given stays
+    ):
+        out = tmp_path / f"out{count}"
+        result = finetune(str(tiny_checkpoint), tmp_path / "data", out, report=lines.append, **recipe, **given)
+        assert (Facts.load(out).records[-1].data.size, result.test.num_images) == (500, 500)
+        assert sum("eval_loss" in entry for entry in result.history) == count
+        assert any(f"a short training: it evaluates {words} of each split" in line for line in lines)
     data, options = load_data(tmp_path / "data"), FinetuneOptions()
-    for steps, batch, evaluations, expected in ((300, 16, 10, 10), (240, 16, 30, 6)):
+    cases = ((300, 16, 10, 10, {}), (240, 16, 30, 6, {}), (240, 16, 30, 28, {"objective": "masked-patch"}))
+    for steps, batch, evaluations, expected, task in cases:  # a pre-training is not tested
         settings = SimpleNamespace(evaluations=evaluations, batch_size=batch)
-        run = SimpleNamespace(recipe=settings, data=data, options=options, steps=steps)
+        run = SimpleNamespace(recipe=settings, data=data, options=options, steps=steps, task=task)
+        run.keeps_evaluations = False
         assert limit_evaluation(run) == (expected, None)
 
 
@@ -464,6 +471,9 @@ def test_the_memory_of_a_large_step_is_told(monkeypatch):
         model = HfViTForImageClassification(find_model("S/16").config)
     options = FinetuneOptions(device="cpu")
     run = SimpleNamespace(model=model, micro_batch_size=64, bf16=False, options=options)
+    run.recipe = SimpleNamespace(tune="head")  # no gradients of the backbone
+    assert note_memory(run) == []
+    run.recipe.tune = "all"
     (note,) = note_memory(run)
     assert f"a step of 64 images needs about {plan.rows[0].replicated / 1e9:.1f} GB" in note
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))

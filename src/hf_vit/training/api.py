@@ -154,7 +154,9 @@ def _make_job(
     base = recipe or TASKS[task].recipe
     base = find_recipe(base) if isinstance(base, str) else base
     base = base.override(**{name: value for name, value in settings.items() if name not in RUN_FIELDS})
-    return Job(str(model) if isinstance(model, Path) else model, str(data), Path(output), base, options, command)
+    name = str(model) if isinstance(model, Path) else model
+    keeps_evaluations = settings.get("evaluations") is not None
+    return Job(name, str(data), Path(output), base, options, command, keeps_evaluations)
 
 
 def pretrain(

@@ -59,7 +59,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Job:
-    """The arguments of a training, see `finetune`."""
+    """The arguments of a training, see `finetune`; `keeps_evaluations` if their number was given, not the recipe's."""
 
     model_name: str | HfViTBaseConfig
     data_name: str
@@ -67,6 +67,7 @@ class Job:
     recipe: Recipe
     options: FinetuneOptions
     command: str | Sequence[str] | None = None
+    keeps_evaluations: bool = False
 
     @property
     def work(self) -> Path:
@@ -163,19 +164,22 @@ def limit_evaluation(run: Run) -> tuple[int, int | None]:
     it trains.
 
     A training step costs about three forward passes. Evaluations of fewer than `_FEW_IMAGES` in all, of streams and of
-    masks and objects are not limited.
+    masks and objects are not limited. A number of evaluations that was given stays.
     """
     evaluations = run.recipe.evaluations
     validation, test = (run.data.num_examples(split) for split in ("validation", "test"))
     if run.data.target != "label" or run.data.readers or run.options.cache_features or not (validation and test):
         return evaluations, None
+    if "objective" in run.task:  # a pre-training is not tested
+        test = 0
     trained = 3 * run.steps * run.recipe.batch_size
     if evaluations * validation + test <= max(trained, _FEW_IMAGES):
         return evaluations, None
-    evaluations = max(1, min(evaluations, (trained - test) // validation))
+    if not run.keeps_evaluations:
+        evaluations = max(1, min(evaluations, (trained - test) // validation))
     if evaluations * validation + test <= trained:
         return evaluations, None
-    return 1, max(_LEAST_IMAGES, trained // 2)
+    return evaluations, max(_LEAST_IMAGES, trained // (evaluations + 1))
 
 
 def note_limited_evaluation(run: Run) -> list[str]:
@@ -184,19 +188,22 @@ def note_limited_evaluation(run: Run) -> list[str]:
     if (evaluations, images) == (run.recipe.evaluations, None):
         return []
     times = "once" if evaluations == 1 else f"{evaluations} times"
-    on = "" if images is None else f", and on {images:,} images of each split"
+    changes = [] if evaluations == run.recipe.evaluations else [f"{times} instead of {run.recipe.evaluations} times"]
+    changes += [] if images is None else [f"on {images:,} images of each split"]
     return [
-        f"a short training: it evaluates {times} instead of {run.recipe.evaluations} times{on}, as it would otherwise "
-        "evaluate longer than it trains; hf-vit evaluate measures all images"
+        f"a short training: it evaluates {', and '.join(changes)}, as it would otherwise evaluate longer than it "
+        "trains; hf-vit evaluate measures all images"
     ]
 
 
 def note_memory(run: Run) -> list[str]:
     """Return a note on the memory of a large training step of a Vision Transformer classifier, from a step on tensors
-    without values.
+    without values; none if only the head is trained, which needs little.
     """
     config, family = run.model.config, family_of(run.model.config.model_type)
     if family is None or not family.is_vit or not isinstance(run.model, family.classes["classification"]):
+        return []
+    if run.recipe.tune == "head":
         return []
     size = as_pair(config.image_size)
     tokens, blocks = math.prod(config.grid_of(*size)), config.num_hidden_layers
