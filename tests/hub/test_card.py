@@ -26,6 +26,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, pi
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_vit import HfViTForImageClassification, HfViTModel, push_to_hub, variant_config
+from hf_vit.audit.results import select_records
 from hf_vit.data import load_data, to_rgb
 from hf_vit.errors import UserError
 from hf_vit.evaluation import predict_images
@@ -585,3 +586,20 @@ def test_what_the_card_says_of_pipelines_is_so(photographs: list[Image.Image], f
     )
     assert said is not None
     assert [int(said[1]), int(said[2])] == [round(100 * off[kind]) for kind in ("alpha", "16 bits")]
+
+
+def test_protocols_that_were_fed_other_features_are_told_apart(folder: Path) -> None:
+    name, chosen = "5-nearest-neighbour accuracy", {"features": "class", "layers": 4, "norm": True}
+    for share, settings in ((0.7531, chosen), (0.5042, {})):
+        values = {"protocol": "knn", "headline": {name: share}, "settings": {"neighbors": [5], **settings}}
+        append_record(folder, record("evaluation", values, data=data("test", 360)))
+    write_card(folder)
+    lines = (folder / "README.md").read_text().splitlines()
+    (fed,), (plain,) = ([line for line in lines if share in line] for share in ("75.31", "50.42"))
+    assert f"{name} (features class, layers 4, norm True)" in fed
+    assert name in plain
+    assert "features" not in plain
+    assert [found.values["settings"] for found in select_records(Facts.load(folder))] == [
+        {"neighbors": [5], **chosen},
+        {"neighbors": [5]},
+    ]

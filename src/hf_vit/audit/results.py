@@ -21,7 +21,7 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.metrics import macro_averages
 from hf_vit.evaluation.protocols.registry import TARGETS, evaluate_protocol
 from hf_vit.evaluation.reading import find_largest
-from hf_vit.hub.card_metadata import select_current, select_evaluations
+from hf_vit.hub.card_metadata import describe_inputs, select_current, select_evaluations
 from hf_vit.hub.model_folder import CARD_NAME, check_inside
 from hf_vit.hub.published_results import ACCURACIES, find_hub_dataset, make_index_entries, round_metric
 from hf_vit.loading.model import LoadedModel, load_model
@@ -93,7 +93,7 @@ def audit_results(
         data_finder = DataFinder(loaded.image_size, data)
         for record in records:
             data_fact = record.data or DataFact(name="unnamed data")
-            data_name = one_line(f"{data_fact.name}, split {data_fact.split}")
+            data_name = one_line(f"{data_fact.name}, split {data_fact.split}{describe_inputs(record)}")
             report(f"measuring {one_line(record.values.get('protocol', 'top1'))} on {data_name}")
             findings += _measure_again(data_name, record, loaded, data_finder, batch_size)
     return findings
@@ -209,7 +209,7 @@ def select_records(facts: Facts) -> list[Record]:
         if record.kind == "evaluation" and isinstance(record.values.get("headline"), dict):
             data = record.data
             data_key = None if data is None else (data.name, data.split, data.fingerprint)
-            key = (str(record.values.get("protocol")), data_key)
+            key = (str(record.values.get("protocol")), data_key, describe_inputs(record))
             latest[key] = record
     return [*select_evaluations(facts), *latest.values()]
 

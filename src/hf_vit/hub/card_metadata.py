@@ -38,6 +38,8 @@ _TEXTS = (
     "metric_type",
 )
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+# Settings of an evaluation that change what a protocol is fed.
+_INPUTS = ("features", "layers", "norm", "max_num_patches", "draft")
 
 
 # Choosing records
@@ -84,6 +86,14 @@ def select_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> li
 def _completeness(evaluation: Record) -> tuple[bool, int]:
     """Return a sort key: evaluations preprocessed by the image processor first, then by number of images."""
     return not evaluation.values.get("fed"), (evaluation.data and evaluation.data.size) or 0
+
+
+def describe_inputs(record: Record) -> str:
+    """Return the settings that changed what an evaluation was fed, such as " (features mean, layers 4, norm True)"."""
+    settings: Any = record.values.get("settings")
+    names = [name for name in _INPUTS if name in settings] if isinstance(settings, dict) else []
+    named = [f"{name.replace('_', ' ')} {settings[name]}" for name in names]
+    return f" ({', '.join(named)})" if named else ""
 
 
 def select_main_evaluation(facts: Facts) -> Record | None:

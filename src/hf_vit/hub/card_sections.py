@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import family_of
-from hf_vit.hub.card_metadata import select_current, select_evaluations, select_main_evaluation
+from hf_vit.hub.card_metadata import describe_inputs, select_current, select_evaluations, select_main_evaluation
 from hf_vit.hub.model_folder import ModelConfig, Size, count_parameters
 from hf_vit.hub.published_results import find_hub_dataset, parse_hub_id
 from hf_vit.repositories.reading import CONFIG, explain_load_errors
@@ -328,9 +328,11 @@ def _headline_rows(records: Sequence[Record]) -> list[tuple[str, str, str | None
         headline, data = record.values.get("headline"), record.data
         if not isinstance(headline, dict) or (data is not None and data.split == "train"):
             continue
+        inputs = describe_inputs(record)
         for name in sorted(headline, key=numbers_in_order):
-            row = (name, _format_percent(headline[name]), _describe_data(record), f"{record.date:%Y-%m-%d}")
-            latest[name, row[2], None if data is None else data.fingerprint] = row
+            value = _format_percent(headline[name])
+            row = (name + inputs, value, _describe_data(record), f"{record.date:%Y-%m-%d}")
+            latest[row[0], row[2], None if data is None else data.fingerprint] = row
     return list(latest.values())
 
 
@@ -341,7 +343,8 @@ def _list_plots(folder: Path, records: Sequence[Record]) -> list[tuple[Markdown,
         pictures = record.values.get("pictures")
         for name, title in pictures.items() if isinstance(pictures, dict) else ():
             if re.fullmatch(r"\w[\w.\-]*\.(png|svg)", name) and (folder / name).is_file():
-                captions[Markdown(name)] = ", ".join(part for part in (str(title), _describe_data(record)) if part)
+                parts = str(title) + describe_inputs(record), _describe_data(record)
+                captions[Markdown(name)] = ", ".join(part for part in parts if part)
     return list(captions.items())
 
 
