@@ -708,7 +708,7 @@ def test_emnist_is_turned_upright_and_named_by_its_table(tmp_path):
     (tmp_path / "emnist-letters-mapping.txt").write_text("1 65 97\n2 66 98\n")
     expected = {(image.T.tobytes(), "AB"[row % 2]) for row, image in enumerate(pixels["test"])}
     file = tmp_path / names.format(split="test", kind="images", rank=3)
-    for source in (tmp_path, tmp_path / "emnist-letters-*", file):
+    for source in (tmp_path, tmp_path / "emnist-letters-*", tmp_path / "*-test-*", file):
         data = load_data(source)
         assert pixels_of(data, "test") == expected
         assert data.label_names == ["A", "B"]

@@ -104,9 +104,15 @@ def group_idx_files(paths: Iterable[Path], source: str) -> tuple[dict[str, list[
             elif kind == "images":
                 labels = members[split, "labels"][0].name
                 raise UserError(f"'{source}' holds the labels {labels} without images; put the file of images there")
-        if mapping := mappings.get(prefix):
+        if mapping := mappings.get(prefix) or _find_mapping(prefix, files[split][0].parent):
             files[split].append(mapping)
     return files, notes
+
+
+def _find_mapping(prefix: str, folder: Path) -> Path | None:
+    """Return the table of classes of a data set in a folder, which a pattern of images and labels leaves out."""
+    names = [name for (name,) in walk(folder, 1)[0] if is_mapping_name(name)] if prefix else []
+    return next((folder / name for name in names if _parse_mapping_name(name) == prefix), None)
 
 
 def _open_folders(paths: Iterable[Path]) -> Iterator[Path]:
@@ -134,17 +140,13 @@ def _refuse_several(groups: Mapping[tuple[str, str], Mapping[object, Sequence[Pa
 
 
 def list_companions(path: Path) -> list[Path]:
-    """Return an IDX file and what belongs to it beside it: images or labels of its split, and the table of classes."""
+    """Return an IDX file and the one beside it that belongs to it: images or labels of its split."""
     prefix, split, kind = parse_idx_name(path.name) or ("", None, "")
     other = (prefix, split, "labels" if kind == "images" else "images")
     # Some archives unpack every file into a folder with its name.
     root, depth = (path.parent.parent, 2) if parse_idx_name(path.parent.name) else (path.parent, 1)
     beside = [file for parts in walk(root, depth)[0] if (file := root.joinpath(*parts)) != path]
-
-    def belongs(name: str) -> bool:
-        return parse_idx_name(name) == other or (is_mapping_name(name) and _parse_mapping_name(name) == prefix)
-
-    return [path, *(file for file in beside if belongs(file.name))]
+    return [path, *(file for file in beside if parse_idx_name(file.name) == other)]
 
 
 def read_idx(path: Path) -> "NDArray[Any]":
