@@ -213,7 +213,7 @@ def write_constants_as_tensors(model: Any) -> None:
 
     for node in model.graph.all_nodes():
         if node.op_type == "Constant" and "value" not in node.attributes:
-            tensor = ir.convenience.get_const_tensor(node.outputs[0])
+            tensor: Any = ir.convenience.get_const_tensor(node.outputs[0])
             node.attributes.clear()
             node.attributes["value"] = ir.AttrTensor("value", tensor)
 

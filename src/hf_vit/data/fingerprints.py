@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,9 +42,10 @@ def describe_labels(table: "Dataset", scans: Sequence[ImageScan], label_names: S
     """Return for every image the names of its classes, or the digest of its mask or objects."""
     if "label" not in table.column_names:
         return [scan.annotation.digest for scan in scans if scan.annotation is not None]
-    labels: list[int] = list_column(table, "label")
+    labels: list[Any] = list_column(table, "label")
     if labels and isinstance(labels[0], int):
-        return [label_names[label] for label in labels]
+        numbers: list[int] = labels
+        return [label_names[number] for number in numbers]
     return [" ".join(label_names[number] for number in classes_of(label)) for label in labels]
 
 

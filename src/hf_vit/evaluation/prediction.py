@@ -93,7 +93,7 @@ class _FileWork(ABC):
     draft_side: int | None = None
 
     def batches(
-        self, part: Sequence[Path | IdxImage], prepare: "Callable[[list[Image]], Any]"
+        self, part: Sequence[Path | IdxImage], prepare: "Callable[[Sequence[Image]], Any]"
     ) -> Iterator[tuple[Any, "Rest"]]:
         """Yield prepared batches of readable images, with the files and the problem of each unreadable one."""
         for start in range(0, len(part), self.batch_size):

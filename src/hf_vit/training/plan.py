@@ -200,7 +200,8 @@ def note_memory(run: Run) -> list[str]:
     """Return a note on the memory of a large training step of a Vision Transformer classifier, from a step on tensors
     without values; none if only the head is trained, which needs little.
     """
-    config, family = run.model.config, family_of(run.model.config.model_type)
+    config: Any = run.model.config
+    family = family_of(config.model_type)
     if family is None or not family.is_vit or not isinstance(run.model, family.classes["classification"]):
         return []
     if run.recipe.tune == "head":
@@ -211,9 +212,8 @@ def note_memory(run: Run) -> list[str]:
         return []
     shape = (run.micro_batch_size, config.num_channels, *size)
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
-    needed = (
-        measure_step(type(run.model), config, shape, run.bf16) + 16 * parameters
-    )  # with gradients and AdamW's state
+    gradients_and_adamw = 16 * parameters
+    needed = measure_step(type(run.model), config, shape, run.bf16) + gradients_and_adamw
     device = pick_device(run.options.device)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     note = f"a step of {run.micro_batch_size} images needs about {needed / 1e9:.1f} GB of memory"

@@ -228,7 +228,9 @@ class Distillation(TaughtTask):
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         """Build the student; raise a UserError if it cannot have the distillation token that the method trains."""
         self.teacher, source = self.teacher.select_classes(start.data.label_names), start.source
-        tokens = {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
+        tokens: dict[str, Any] = (
+            {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
+        )
         has_token = getattr(source.config, "use_distillation_token", None)
         no_token = UserError(
             f"{source.name} cannot have a distillation token, which --distillation {self.options.kind} "
