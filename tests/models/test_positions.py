@@ -259,6 +259,23 @@ def test_rotations_are_computed_in_float32(choice: str, dtype: torch.dtype):
     torch.testing.assert_close(outputs.float(), model(images).last_hidden_state, rtol=0, atol=0.2)
 
 
+@pytest.mark.parametrize("pairing", ["halves", "interleaved"])
+def test_models_that_differ_in_their_rotation_run_at_once(pairing: str):
+    """By vmap, which does not write results of many models into the queries of one."""
+    model = PLAIN.build("model", "rotary_mixed", dtype=torch.float64, rotary_pairing=pairing)
+    model.set_attn_implementation("eager")
+    images = PLAIN.images(model.config, dtype=torch.float64)
+    own = {name: torch.stack([value, 2 * value]) for name, value in model.named_parameters() if "rotary" in name}
+    assert own
+
+    def run(changed: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(model, changed, (images,)).last_hidden_state
+
+    together = torch.func.vmap(run)(own)
+    for number, outputs in enumerate(together):
+        torch.testing.assert_close(outputs, run({name: value[number] for name, value in own.items()}))
+
+
 @pytest.mark.parametrize("moved", ["rotary_shift", "rotary_jitter", "rotary_rescale"])
 def test_training_moves_centered_coordinates(moved: str):
     """As DINOv3: by a shift, by a factor an axis, by one for both; read off angles too small to go round."""
