@@ -61,7 +61,9 @@ def test_every_image_gets_what_it_gets_alone(name: str, choices: dict[str, Any])
     model = classifier(name, **choices)
     images, padded = batch(model)
     alone = [model(image[None]) for image in images]
-    for given in (model, hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch")):
+    engines = ["torch", *(["onnxruntime"] if not choices else [])]
+    optimized = [hf_vit.optimize_for_inference(copy.deepcopy(model), engine=engine) for engine in engines]
+    for given in (model, *optimized):
         form = without_padding(given)
         assert isinstance(form.vit, UnpaddedModel)
         torch.testing.assert_close(form(**padded).logits, torch.cat([each.logits for each in alone]), rtol=0, atol=1e-5)

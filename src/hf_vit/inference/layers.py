@@ -35,7 +35,7 @@ def derive(kind: type[Part], module: nn.Module, without: tuple[str, ...] = ()) -
     """Return a module of a subclass that shares state, hooks and parts, except `without`, with another module."""
     new_module = kind.__new__(kind)
     parts = {name: part for name, part in module._modules.items() if name not in without}
-    new_module.__dict__ = {**vars(module), "_modules": parts}
+    vars(new_module).update(vars(module) | {"_modules": parts})  # a frozen module refuses to be given parts
     return new_module
 
 

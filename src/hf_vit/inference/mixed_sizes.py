@@ -16,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
+from hf_vit.inference.engines import EngineEncoder
 from hf_vit.inference.freezing import Frozen, add_base
 from hf_vit.inference.layers import derive
 from hf_vit.inference.plan import has_custom_attention, has_listeners
@@ -170,7 +171,8 @@ _ENCODERS = (HfViTModel, HfHybridViTModel)
 def _needs_no_grid(module: Any) -> bool:
     """Return whether an encoder's type, loaded or optimized, works without a grid, and it has no relative positions."""
     encoder_class: type = type(module)
-    encoder_class = encoder_class.__bases__[-1] if issubclass(encoder_class, Frozen) else encoder_class
+    while issubclass(encoder_class, (Frozen, EngineEncoder)):  # whose torch layers compute padded batches
+        encoder_class = encoder_class.__bases__[-1]
     return encoder_class in _ENCODERS and not module.config.position_embedding.startswith("relative")
 
 
