@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.tiny import NAMES, make_images
 from hub.conftest import save_model
 from pages.browser import CHROMIUM, RUNTIME
 
@@ -53,6 +54,22 @@ def test_every_door_gives_the_same(
     for door in result["doors"][:-1]:
         assert (door["images"], door["equal_labels"]) == (360, 360), door
         assert (door["largest_difference"] > 1e-4) == (is_disturbed and door["name"] == "handler"), door
+
+
+def test_doors_that_resize_to_one_size_are_not_tried(tmp_path: Path, command: Command) -> None:
+    """For a model that reads images in their own shape, as `hf_vit.predict` and the handler give it."""
+    folder = save_model(tmp_path / "model", image_size=8)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings | {"max_num_patches": 12}))
+    for number, size in enumerate([(9, 31), (40, 8), (12, 12)] * 3):
+        place = tmp_path / "data" / ("train", "validation", "test")[number // 3] / NAMES[number % 3]
+        place.mkdir(parents=True)
+        make_images(1, side=40)[0].resize(size).save(place / "0.png")
+    code, _, err = command("verify", folder, "--doors", "--data", tmp_path / "data")
+    assert code == 0, err
+    doors = json.loads((folder / "doors.json").read_text())["doors"]
+    assert [door["name"] for door in doors if door["not_tried"] is None] == ["torch", "handler"]
+    assert all("keeps their shape" in door["not_tried"] for door in doors[3:])
 
 
 @pytest.mark.browser

@@ -2,9 +2,11 @@
 
 import io
 import random
+import runpy
 import struct
 import threading
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +19,7 @@ from torchvision.transforms.v2 import functional
 from transformers import AutoImageProcessor, ViTImageProcessor, ViTImageProcessorPil
 from transformers.image_utils import load_image
 
+import hf_vit
 from hf_vit.data import (
     AugmentationConfig,
     eval_transform,
@@ -536,6 +539,9 @@ def test_every_mode_becomes_the_rgb_it_stands_for(name):
     assert made.mode == "RGB"
     np.testing.assert_allclose(np.asarray(made).astype(float), expected, atol=tolerance, rtol=0)
     assert to_rgb(made) is made
+    if image.mode != "F":
+        handler = runpy.run_path(str(Path(hf_vit.__file__).parent / "hub/handler.py"))
+        assert np.array_equal(handler["_to_rgb"](image), made)
 
 
 @pytest.mark.parametrize(

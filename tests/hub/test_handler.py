@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -27,7 +28,13 @@ from evaluation.tiny import make_images, make_processor
 from hub.conftest import save_model
 from loopback.client import Client, Loopback
 from PIL import Image
-from transformers import AutoModel, pipeline
+from transformers import (
+    AutoModel,
+    Siglip2Config,
+    Siglip2ForImageClassification,
+    Siglip2ImageProcessor,
+    pipeline,
+)
 
 import hf_vit
 
@@ -123,6 +130,10 @@ def server(request: Any, hub: Loopback, xet_client: Client, stranger: Client, fo
     client.warm.ask("wait", pid=job.pid, seconds=10)
 
 
+def load_handler(folder: Path) -> Any:
+    return runpy.run_path(str(Path(hf_vit.__file__).parent / "hub/handler.py"))["EndpointHandler"](str(folder))
+
+
 def same_classes(answer: Any, expected: Any) -> None:
     assert [entry["label"] for entry in answer] == [entry["label"] for entry in expected]
     np.testing.assert_allclose([e["score"] for e in answer], [e["score"] for e in expected], rtol=0, atol=1e-5)
@@ -192,10 +203,14 @@ BAD: list[tuple[Any, str]] = [
     ({"inputs": ["x"] * 257}, "the request has 257 images"),
     ({}, 'the request has no "inputs"'),
     ({"inputs": "", "parameters": {"top_k": 0}}, "top_k is 0 and threshold 0.5; give at least 1, and 0 to 1"),
-    ({"inputs": "", "parameters": {"top_k": "two"}}, "top_k is 'two' and threshold 0.5; give numbers"),
+    *(({"inputs": "", "parameters": {"top_k": value}}, f"top_k is {value!r} and threshold 0.5; give numbers")
+      for value in ("two", True, 2.5, [2], float("nan"))),
+    ({"inputs": "", "parameters": {"top_k": "x" * 10**6}}, "top_k is 'xxx"),
+    ({"inputs": "", "parameters": 3}, '"parameters" is of type int; give an object'),
+    ({"inputs": "", "parameters": {"function_to_apply": []}}, "function_to_apply is []"),
     ({"inputs": "", "parameters": {"threshold": 0.5}}, "unknown parameter 'threshold' for image-classification"),
     ({"inputs": "", "parameters": {"function_to_apply": "tanh"}}, "function_to_apply is 'tanh'"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("server", ["with hf_vit"], indirect=True)  # optimized, as the more delicate
@@ -212,6 +227,7 @@ def test_bad_requests_are_told_and_good_ones_go_on(server: Server, files: list[P
         assert (status, answer["kind"]) == (400, "ValueError"), (content, answer)
         assert words in answer["error"]
         assert "\n" not in answer["error"]
+        assert len(answer["error"]) < 400
         same_classes(server.answer("classes", good[number % 5]), alone[number % 5])
 
     with ThreadPoolExecutor(8) as threads:
@@ -294,8 +310,7 @@ def test_urls_lead_to_public_hosts_alone(
     monkeypatch.setattr(socket, "getaddrinfo", find)
     monkeypatch.setattr(socket, "create_connection", connect_here)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    code = runpy.run_path(str(Path(hf_vit.__file__).parent / "hub/handler.py"))
-    handler = code["EndpointHandler"](str(folders["classes"]))
+    handler = load_handler(folders["classes"])
     expected = handler({"inputs": files[0].read_bytes()})
     assert handler({"inputs": "https://images.example/a.png"}) == expected
     assert handler({"inputs": ["https://images.example/moved"]}) == [expected]
@@ -312,6 +327,46 @@ def test_urls_lead_to_public_hosts_alone(
     assert {*connected} == {"93.184.216.34"}
     server.shutdown()
     server.server_close()
+
+
+def test_images_in_their_own_shape(files: list[Path], tmp_path: Path) -> None:
+    """Where the processor keeps it: as hf_vit.predict does; and of a model that reads grids, as transformers does."""
+    ours = save_model(tmp_path / "ours")
+    settings = json.loads((ours / "preprocessor_config.json").read_text())
+    (ours / "preprocessor_config.json").write_text(json.dumps(settings | {"max_num_patches": 24}))
+    handler = load_handler(ours)
+    expected = hf_vit.predict(str(ours), files)
+    for inputs in ([path.read_bytes() for path in files], [path.read_bytes() for path in files[:2]]):
+        answers = handler({"inputs": inputs, "parameters": {"top_k": 10**30}})
+        for answer, prediction in zip(answers, expected, strict=False):
+            same_classes(answer[:5], [{"label": label, "score": score} for label, score in prediction.scores])
+            assert len(answer) == 6
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = Siglip2Config(vision_config={**sizes, "patch_size": 4, "num_patches": 9}, num_labels=6)
+    Siglip2ForImageClassification(config).save_pretrained(tmp_path / "theirs")
+    Siglip2ImageProcessor(patch_size=4, max_num_patches=24).save_pretrained(tmp_path / "theirs")
+    images = [hf_vit.data.to_rgb(Image.open(path)) for path in files]
+    expected = pipeline("image-classification", model=str(tmp_path / "theirs"))(images)
+    for answer, wanted in zip(load_handler(tmp_path / "theirs")({"inputs": images}), expected, strict=True):
+        same_classes(answer, wanted)
+
+
+def test_large_images_are_decoded_one_by_one(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request of 256 images holds one of them at a time."""
+    handler, alive, most = load_handler(folders["classes"]), set[int](), 0
+    read = handler.__class__._answer.__globals__["_read"]
+
+    def watch(source: Any, name: str) -> Image.Image:
+        nonlocal most
+        image = read(source, name)
+        alive.add(id(image))
+        weakref.finalize(image, alive.discard, id(image))
+        most = max(most, len(alive))
+        return image
+
+    monkeypatch.setitem(handler.__class__._answer.__globals__, "_read", watch)
+    assert len(handler({"inputs": make_images(40, side=48)})) == 40
+    assert most <= 2  # the next one is read before the last is dropped
 
 
 def test_a_handler_of_its_own_is_shared_in_place_of_ours(hub: Loopback, xet_client: Client, model_folder: Path) -> None:

@@ -177,6 +177,8 @@ def test_models_are_no_pages_and_pages_no_models(page: Path, model_folder: Path)
         push_to_hub(model_folder, REPO, space=True)
     with pytest.raises(UserError, match="space=True needs the folder of a page"):
         push_to_hub(object(), REPO, space=True)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match="a model object needs its image processor"):
+        push_to_hub(object(), REPO, space="gradio")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="which a page does not have; leave one of them out"):
         push_to_hub(page, REPO, space=True, license="mit", max_shard_size="1MB")
 

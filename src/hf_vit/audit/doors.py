@@ -35,6 +35,7 @@ from hf_vit.families import problem_type_of
 from hf_vit.hub.contents import HANDLER
 from hf_vit.hub.verify import run_program
 from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.pages.making import make_page
 from hf_vit.results.documents import Document, ModelInput
 from hf_vit.results.facts import DataFact, Facts
@@ -150,7 +151,8 @@ def verify_doors(
 
     The reference is the torch model. transformers' `pipeline` and the handler run where hf_vit cannot be imported, on a
     copy of the model with this package's code: code in the folder does not run. All doors compute in float32 on the
-    CPU. A door whose library or browser is missing, or that does not take the model, is not tried.
+    CPU. A door whose library or browser is missing, or that does not take the model, is not tried; those that resize
+    images to one size are not tried for a model whose image processor keeps their shape (`max_num_patches`).
 
     Args:
         folder: folder of a saved classifier.
@@ -166,6 +168,8 @@ def verify_doors(
     if loaded.processor is None or loaded.folder is None or not hasattr(loaded.model, "save_pretrained"):
         raise UserError(f"{folder} is not a folder that save_pretrained wrote; give the folder of a saved classifier")
     loaded.model.float()
+    max_num_patches = find_max_patches(loaded)
+    subject = loaded if max_num_patches is None else keep_image_sizes(loaded, max_num_patches)
     fact = _find_data(loaded.folder) if data is None else data
     with scratch_folder("doors") as scratch:
         images, fact = _write_images(fact, scratch / "images")
@@ -173,7 +177,7 @@ def verify_doors(
         copy.save_pretrained(scratch / "model")
         loaded.processor.save_pretrained(scratch / "model")
         ways: dict[str, Callable[[], Answers]] = {
-            "torch": lambda: (_run_model(loaded, images), f"torch {torch.__version__}", None),
+            "torch": lambda: (_run_model(subject, images), f"torch {torch.__version__}", None),
             **{name: partial(_run_alone, name, loaded, images, scratch) for name in ("pipeline", "handler")},
             **{each.package: partial(_run_graph, each, loaded, images, scratch) for each in (ONNXRUNTIME, OPENVINO)},
             "browser page": lambda: _run_page(loaded, images, scratch, runtime),
@@ -182,6 +186,8 @@ def verify_doors(
         for name, run in ways.items():
             report(f"trying {name}")
             try:
+                if max_num_patches is not None and name not in ("torch", "handler"):
+                    raise NotTriedError("it resizes images to one size, and the image processor keeps their shape")
                 answers, version, certificate = run()
             except NotTriedError as error:
                 doors.append(Door(name=name, not_tried=one_line(error)))

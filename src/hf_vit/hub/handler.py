@@ -8,8 +8,10 @@ import base64
 import binascii
 import contextlib
 import http.client
+import inspect
 import io
 import ipaddress
+import math
 import os
 import re
 import socket
@@ -50,7 +52,8 @@ class EndpointHandler:
     - any other model: its features, [D].
 
     Parameters: `top_k` (default 5; None for all) and `function_to_apply` ("softmax", "sigmoid", "none") of a
-    classifier, `threshold` (default 0.5) of a detector. Several threads may call one handler.
+    classifier, `threshold` (default 0.5) of a detector. Several threads may call one handler. Classifiers and features
+    read images in their own shape where the image processor keeps it (`max_num_patches`), as hf_vit does.
 
     Raises:
         ValueError: a request that cannot be answered.
@@ -70,6 +73,7 @@ class EndpointHandler:
         self.processor: Any = transformers.AutoImageProcessor.from_pretrained(folder, **options)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         model: Any = getattr(transformers, auto_class).from_pretrained(folder, **options).to(self.device).eval()
+        self.input_names = {"pixel_values", *inspect.signature(model.forward).parameters}
         if hf_vit is not None:
             with contextlib.suppress(hf_vit.UserError):  # a model that it does not know stays as it is
                 model = hf_vit.optimize_for_inference(model)
@@ -88,52 +92,76 @@ class EndpointHandler:
             raise ValueError(f"the request has {len(sources)} images; give 1 to {MAX_IMAGES}")
         answers: list[Any] = []
         for start in range(0, len(sources), BATCH):
-            images = [_read(source, f"image {start + number}") for number, source in enumerate(sources[start:][:BATCH])]
-            answers += self._answer(images, options)
+            answers += self._answer(sources[start:][:BATCH], start, options)
         return answers if is_list else answers[0]
 
-    def _check_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+    def _check_parameters(self, parameters: Any) -> dict[str, Any]:
         """Return the parameters with numbers in place of text, as query strings have it."""
+        if not isinstance(parameters, dict):
+            raise ValueError(f'"parameters" is of type {type(parameters).__name__}; give an object of names and values')
         if unknown := sorted(set(parameters) - set(self.parameters)):
             known = ", ".join(self.parameters) or "none"
-            raise ValueError(f"unknown parameter {unknown[0]!r} for {self.task}; parameters: {known}")
+            raise ValueError(f"unknown parameter {unknown[0]!r:.100} for {self.task}; parameters: {known}")
         options: dict[str, Any] = {"top_k": 5, "function_to_apply": None, "threshold": 0.5} | parameters
-        functions = (None, "softmax", "sigmoid", "none")
-        if options["function_to_apply"] not in functions:
-            raise ValueError(f"function_to_apply is {options['function_to_apply']!r}; give softmax, sigmoid or none")
+        top_k, function, threshold = options.values()
+        if function not in (None, "softmax", "sigmoid", "none"):
+            raise ValueError(f"function_to_apply is {function!r:.100}; give softmax, sigmoid or none")
         try:
-            top_k = options["top_k"] = None if options["top_k"] is None else int(options["top_k"])
-            threshold = options["threshold"] = float(options["threshold"])
+            if any(isinstance(value, bool) for value in (top_k, threshold)):
+                raise TypeError
+            options["top_k"], options["threshold"] = None if top_k is None else int(top_k), float(threshold)
+            if isinstance(top_k, float) and not top_k.is_integer():
+                raise ValueError
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(
-                f"top_k is {options['top_k']!r} and threshold {options['threshold']!r}; give numbers, such as 5 and 0.5"
+                f"top_k is {top_k!r:.100} and threshold {threshold!r:.100}; give numbers, such as 5 and 0.5"
             ) from error
-        if (top_k is not None and top_k < 1) or not 0 <= threshold <= 1:
-            raise ValueError(f"top_k is {top_k} and threshold {threshold}; give at least 1, and 0 to 1")
+        if (top_k is not None and options["top_k"] < 1) or not 0 <= options["threshold"] <= 1:
+            raise ValueError(f"top_k is {top_k!s:.100} and threshold {threshold!s:.100}; give at least 1, and 0 to 1")
         return options
 
-    def _answer(self, images: Sequence[Image.Image], options: dict[str, Any]) -> list[Any]:
-        """Return the answers for images: one by one in a dense task, or if their prepared sizes differ."""
-        inputs = [self.processor(images=image, return_tensors="pt")["pixel_values"] for image in images]
+    def _answer(self, sources: Sequence[Any], start: int, options: dict[str, Any]) -> list[Any]:
+        """Return the answers for the images of a request from number `start` on.
+
+        They are computed one by one in a dense task, or if their prepared sizes differ.
+        """
+        inputs, sizes = list[dict[str, torch.Tensor]](), list[tuple[int, int]]()
+        for number, source in enumerate(sources, start=start):
+            image = _read(source, f"image {number}")  # kept until it is prepared, as it may have 200 MB
+            inputs.append(self._prepare(image))
+            sizes.append((image.height, image.width))
         compute = {"image-classification": self._classify, "image-feature-extraction": self._extract}.get(self.task)
-        if compute is not None and len({pixels.shape for pixels in inputs}) == 1:
-            inputs = [torch.cat(inputs)]
+        if compute is not None and len({each["pixel_values"].shape for each in inputs}) == 1:
+            inputs = [{name: torch.cat([each[name] for each in inputs]) for name in inputs[0]}]
         answers: list[Any] = []
-        for image, pixels in zip(images, inputs, strict=False):  # one input for all images of a batch
+        for size, prepared in zip(sizes, inputs, strict=False):  # one input for all images of a batch
             with self.lock, torch.inference_mode():
-                pixels = pixels.to(self.device, self.model.dtype)
+                prepared = {name: tensor.to(self.device) for name, tensor in prepared.items()}
+                prepared["pixel_values"] = prepared["pixel_values"].to(self.model.dtype)
                 if compute is not None:
-                    answers += compute(pixels, options)
+                    answers += compute(prepared, options)
                 elif self.task == "image-segmentation":
-                    answers.append(self._segment(pixels, (image.height, image.width)))
+                    answers.append(self._segment(prepared, size))
                 else:
-                    answers.append(self._detect(pixels, (image.height, image.width), options["threshold"]))
+                    answers.append(self._detect(prepared, size, options["threshold"]))
         return answers
 
-    def _classify(self, pixels: torch.Tensor, options: dict[str, Any]) -> list[Any]:
+    def _prepare(self, image: Image.Image) -> dict[str, torch.Tensor]:
+        """Return the model's inputs for one image: pixels, and what else its processor gives it, such as a mask."""
+        steps: dict[str, Any] = {}
+        patch = getattr(self.model.config, "patch_stride", None)
+        count = getattr(self.processor, "max_num_patches", None)
+        if patch and count and self.task in ("image-classification", "image-feature-extraction"):
+            h, w = _fill_grid((image.height, image.width), patch, count)
+            size = {"height": h * patch[0], "width": w * patch[1]}
+            steps = {"do_resize": True, "size": size, "do_center_crop": False}
+        inputs = self.processor(images=image, return_tensors="pt", **steps)
+        return {name: inputs[name] for name in inputs if name in self.input_names}
+
+    def _classify(self, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> list[Any]:
         """Return labels and scores for every image."""
         config = self.model.config
-        logits = _finite(self.model(pixel_values=pixels).logits)
+        logits = _finite(self.model(**inputs).logits)
         is_multi_label = config.problem_type == "multi_label_classification"
         usual = "none" if self.is_regression else "sigmoid" if is_multi_label else "softmax"
         function = options["function_to_apply"] or usual
@@ -141,12 +169,13 @@ class EndpointHandler:
         if self.is_regression:
             return [[_entry(config, index, score) for index, score in enumerate(row)] for row in scores.tolist()]
         best = scores.sort(dim=-1, descending=True, stable=True)
-        rows = zip(best.values[:, : options["top_k"]].tolist(), best.indices.tolist(), strict=True)
-        return [[_entry(config, index, score) for score, index in zip(*row, strict=False)] for row in rows]
+        rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        count = options["top_k"]
+        return [[_entry(config, index, score) for score, index in zip(*row, strict=True)][:count] for row in rows]
 
-    def _extract(self, pixels: torch.Tensor, options: dict[str, Any]) -> list[Any]:
+    def _extract(self, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> list[Any]:
         """Return the pooled output of every image, else its class token, else the mean of its patches."""
-        outputs = self.model(pixel_values=pixels)
+        outputs = self.model(**inputs)
         pooled = getattr(outputs, "pooler_output", None)
         states = outputs.last_hidden_state
         if pooled is None:
@@ -154,9 +183,9 @@ class EndpointHandler:
             pooled = states[:, 0] if has_class_token else states.mean(1)
         return _finite(pooled.flatten(1)).tolist()
 
-    def _segment(self, pixels: torch.Tensor, size: tuple[int, int]) -> list[dict[str, Any]]:
+    def _segment(self, inputs: dict[str, torch.Tensor], size: tuple[int, int]) -> list[dict[str, Any]]:
         """Return a mask for every class in one image of `size` (height, width) px."""
-        outputs = self.model(pixel_values=pixels)
+        outputs = self.model(**inputs)
         (classes,) = self.processor.post_process_semantic_segmentation(outputs, target_sizes=[size])
         names = self.model.config.id2label
         return [
@@ -165,13 +194,13 @@ class EndpointHandler:
             if index in names
         ]
 
-    def _detect(self, pixels: torch.Tensor, size: tuple[int, int], threshold: float) -> list[dict[str, Any]]:
+    def _detect(self, inputs: dict[str, torch.Tensor], size: tuple[int, int], threshold: float) -> list[dict[str, Any]]:
         """Return the objects in one image of `size` (height, width) px."""
         if hasattr(self.processor, "post_process_object_detection"):
-            outputs = self.model(pixel_values=pixels)
+            outputs = self.model(**inputs)
             (objects,) = self.processor.post_process_object_detection(outputs, threshold, [size])
         else:  # Mask R-CNN, which rescales boxes itself
-            (objects,) = self.model(pixel_values=pixels, target_sizes=[size]).detections
+            (objects,) = self.model(**inputs, target_sizes=[size]).detections
         answer: list[dict[str, Any]] = []
         for index in objects["scores"].argsort(descending=True, stable=True).tolist():
             score, box = float(objects["scores"][index]), objects["boxes"][index].int().tolist()
@@ -192,6 +221,20 @@ def _find_auto_class(config: Any) -> str:
         if targets.get(name, "").endswith(f".{architecture}") or name.removeprefix("AutoModel") in architecture:
             return name
     return "AutoModel"
+
+
+def _fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
+    """Return the largest patch grid (h, w) with the shape of an image, as SigLIP 2's processor computes it."""
+
+    def scaled_grid(scale: float) -> tuple[int, int]:
+        h, w = (max(1, math.ceil(side * scale / px)) for side, px in zip(size, patch, strict=True))
+        return h, w
+
+    low, high = 1e-6, 100.0
+    while high - low >= 1e-5:
+        scale = (low + high) / 2
+        low, high = (scale, high) if math.prod(scaled_grid(scale)) <= max_num_patches else (low, scale)
+    return scaled_grid(low)
 
 
 def _entry(config: Any, index: int, score: float) -> dict[str, Any]:
@@ -241,12 +284,17 @@ def _read(source: Any, name: str) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     """Return 8-bit RGB as a viewer shows the image: rotated by its EXIF tag, on white, 16 bits scaled to 8."""
     image.load()
+    tags = getattr(image, "tag_v2", {})  # of a TIFF file
     image = ImageOps.exif_transpose(image)
     if image.mode == "F":
         raise ValueError("it has floating-point values; save it with 8 bits")
     if image.mode.startswith("I"):
-        values = (np.asarray(image).astype(np.int64) * 255 + 32767) // 65535
-        return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
+        full = 4095 if tags.get(258) == (12,) else 65535  # BitsPerSample
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > full:
+            raise ValueError(f"it has values from {values.min()} to {values.max()}; save it with 8 bits")
+        values = full - values if tags.get(262) == 0 else values  # PhotometricInterpretation: 0 is white
+        return Image.fromarray(((values * 255 + full // 2) // full).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")

@@ -202,7 +202,7 @@ def push_to_hub(
                     "own; leave them out"
                 )
             folder = Path(source)
-        elif space:
+        elif sdk == "static":
             raise UserError(
                 "space=True needs the folder of a page, but a model object was given; give the page's path, or "
                 "leave space=True out to share the model"
