@@ -125,11 +125,15 @@ def note_duplicates(
             if counts[image.digest] > 1:
                 copies_by_content.setdefault(image.digest, []).append((short_name(image.name), names, split))
     duplicates = list(copies_by_content.values())
+    repeated: list[list[tuple[str, str, str]]] = []  # the copies of an image in a split that has several of them
+    for copies in duplicates:
+        sizes = Counter(split for *_, split in copies)
+        repeated.append([copy for copy in copies if sizes[copy[2]] > 1])
     kind = "classes" if all("label" in table.column_names for table in splits.values()) else "annotations"
     mislabeled_duplicates = [copies for copies in duplicates if len({label for _, label, _ in copies}) > 1]
     leaked_duplicates = [copies for copies in duplicates if {"train"} < {split for *_, split in copies}]
     findings = (
-        (duplicates, "in one split"),
+        (list(filter(None, repeated)), "in one split"),
         (mislabeled_duplicates, f"with different {kind}"),
         (leaked_duplicates, "in train and in other splits, so results are too good"),
     )
