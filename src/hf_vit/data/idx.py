@@ -123,7 +123,7 @@ def _open_folders(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
 
 
-def _refuse_several(groups: Mapping[tuple[str, str], Mapping[object, Sequence[Path]]], source: str) -> NoReturn:
+def _refuse_several(groups: Mapping[tuple[str, str], Mapping[Any, Sequence[Path]]], source: str) -> NoReturn:
     """Raise UserError for files of several data sets; it names one that can be given instead."""
     places: list[str] = []
     for (folder, prefix), members in groups.items():

@@ -109,14 +109,15 @@ class EndpointHandler:
         try:
             if any(isinstance(value, bool) for value in (top_k, threshold)):
                 raise TypeError
-            options["top_k"], options["threshold"] = None if top_k is None else int(top_k), float(threshold)
+            count = None if top_k is None else int(top_k)
+            options["top_k"], options["threshold"] = count, float(threshold)
             if isinstance(top_k, float) and not top_k.is_integer():
                 raise ValueError
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(
                 f"top_k is {top_k!r:.100} and threshold {threshold!r:.100}; give numbers, such as 5 and 0.5"
             ) from error
-        if (top_k is not None and options["top_k"] < 1) or not 0 <= options["threshold"] <= 1:
+        if (count is not None and count < 1) or not 0 <= options["threshold"] <= 1:
             raise ValueError(f"top_k is {top_k!s:.100} and threshold {threshold!s:.100}; give at least 1, and 0 to 1")
         return options
 
