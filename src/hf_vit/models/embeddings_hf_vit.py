@@ -287,11 +287,6 @@ def _is_graph() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _is_transformed(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is inside torch.func, where a product in place may be of another size than its factor."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def rotation_by(angles: torch.Tensor) -> Rotation:
     """Return the rotation by angles [B or 1, A or 1, N, K/2]."""
     parts = angles.cos(), angles.sin()
@@ -310,7 +305,10 @@ def rotate(states: torch.Tensor, rotation: Rotation, pairing: str) -> torch.Tens
         else:
             pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
         is_copy = pairing == "halves" or wide is not states  # new memory costs more than the product
-        pairs = pairs.mul_(rotation) if is_copy and not _is_transformed(rotation) else pairs * rotation
+        try:
+            pairs = pairs.mul_(rotation) if is_copy else pairs * rotation
+        except RuntimeError:  # vmap over rotations: the products do not fit into one copy
+            pairs = pairs * rotation
         return torch.view_as_real(pairs).flatten(-2).to(states.dtype)
     cosine, sine = (rotation.real, rotation.imag) if isinstance(rotation, torch.Tensor) else rotation
     if pairing == "halves":
