@@ -10,6 +10,7 @@ largest absolute difference of a logit, or of a normalized token of models witho
 import contextlib
 import tempfile
 import warnings
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,16 +115,17 @@ def compare(report: Script, case: str, folder: Path) -> None:
         report.record(case=case, size=size, **row)
 
 
-def main() -> None:
-    report = Script(parser(__doc__, turns=1).parse_args())
+def record_cases(description: str | None, cases: Iterable[str], compare: Callable[[Script, str, Path], None]) -> None:
+    """Compare every case in a temporary folder of its own, and record the rows."""
+    report = Script(parser(description, turns=1).parse_args())
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    for case in CASES:
+    for case in cases:
         with tempfile.TemporaryDirectory() as folder:
             compare(report, case, Path(folder))
     report.finish()
 
 
 if __name__ == "__main__":
-    main()
+    record_cases(__doc__, CASES, compare)

@@ -13,8 +13,6 @@ import copy
 import functools
 import inspect
 import itertools
-import tempfile
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from departures import CASES, GOLDEN, open_peers
+from departures import CASES, GOLDEN, open_peers, record_cases
 from huggingface_hub.errors import StrictDataclassError
-from script import Script, parser, save_with_processor, vit_sizes
+from script import Script, save_with_processor, vit_sizes
 from torch import nn
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
@@ -260,16 +258,5 @@ def compare(report: Script, kind: str, folder: Path) -> None:
         report.record(**row, default=default, cells=dict(cells))
 
 
-def main() -> None:
-    report = Script(parser(__doc__, turns=1).parse_args())
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.simplefilter("ignore")
-    for kind in KINDS:
-        with tempfile.TemporaryDirectory() as folder:
-            compare(report, kind, Path(folder))
-    report.finish()
-
-
 if __name__ == "__main__":
-    main()
+    record_cases(__doc__, KINDS, compare)

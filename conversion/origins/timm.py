@@ -407,8 +407,8 @@ VIT = Origin(
 def has_rmsnorm(architecture: str, config: Mapping[str, Any]) -> bool:
     """Return whether timm's ViT of this architecture and config.json has RMSNorms."""
     arguments: object = config.get("model_args")
-    given = _find_fields(ARGUMENTS, architecture) | (arguments if isinstance(arguments, dict) else {})
-    return given.get("norm_layer") == "rmsnorm"
+    all_arguments = _find_fields(ARGUMENTS, architecture) | (arguments if isinstance(arguments, dict) else {})
+    return all_arguments.get("norm_layer") == "rmsnorm"
 
 
 def _declared_rmsnorm(companions: Companions, shapes: Shapes) -> Declared:

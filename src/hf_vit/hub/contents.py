@@ -287,20 +287,22 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
 def collect_gradio(folder: Path, repo_id: str, **options: Any) -> Contents:
     """Return the files of a Gradio Space: a model, its code and this package's handler, an app, and a card."""
     model = collect(folder, repo_id, **options)
-    own = {name: data for name, data in make_serving_files(read_config(folder)).items() if isinstance(data, bytes)}
-    if not own:
+    app_files = {
+        name: data for name, data in make_serving_files(read_config(folder)).items() if isinstance(data, bytes)
+    }
+    if not app_files:
         raise UserError(f"the app cannot show the model in {folder}; give a classifier, segmenter or detector")
     title, license = folder.resolve().name, ModelCard(model.card).data.get("license")
     header = yaml_dump({"title": title, "sdk": "gradio", "app_file": "app.py", "license": license})
     text = "Runs the model in this repository, written by `hf-vit push --space gradio`."
-    own |= {
+    app_files |= {
         "app.py": resources.files("hf_vit.hub").joinpath("gradio_app.txt").read_bytes(),
         CARD_NAME: f"---\n{header}---\n\n{text}\n".encode(),
-        REQUIREMENTS: own[REQUIREMENTS] + b"gradio\n",
+        REQUIREMENTS: app_files[REQUIREMENTS] + b"gradio\n",
     }
-    needed = re.compile(rf"LICENSE.*|config\.json|{re.escape(PROCESSOR)}|{re.escape(INDEX)}|.*\.(safetensors|py)")
-    kept = {path: file for path, file in model.files.items() if needed.fullmatch(path)}
-    return replace(model, files=kept).with_files(own)
+    pattern = re.compile(rf"LICENSE.*|config\.json|{re.escape(PROCESSOR)}|{re.escape(INDEX)}|.*\.(safetensors|py)")
+    model_files = {path: file for path, file in model.files.items() if pattern.fullmatch(path)}
+    return replace(model, files=model_files).with_files(app_files)
 
 
 def _check_contents(

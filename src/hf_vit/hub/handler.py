@@ -225,7 +225,10 @@ def _find_auto_class(config: Any) -> str:
 
 
 def _fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
-    """Return the largest patch grid (h, w) with the shape of an image, as SigLIP 2's processor computes it."""
+    """Return the largest patch grid (h, w) with the shape of an image, as SigLIP 2's processor computes it.
+
+    A copy of `hf_vit.data.transforms.fill_grid`, because this file runs without hf_vit.
+    """
 
     def scaled_grid(scale: float) -> tuple[int, int]:
         h, w = (max(1, math.ceil(side * scale / px)) for side, px in zip(size, patch, strict=True))

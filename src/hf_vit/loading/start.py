@@ -287,14 +287,14 @@ def build_processor(source: Source, config: PreTrainedConfig, own_shapes: bool =
                 return make_processor(config)
         names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
         max_num_patches = stored_settings.get("max_num_patches") if own_shapes else None
-        kept = {} if max_num_patches is None else {"max_num_patches": max_num_patches}
+        patch_limit = {} if max_num_patches is None else {"max_num_patches": max_num_patches}
         # Only these fields scale pixels; the others (size, crop) do not fit the new model.
         scaling = ViTImageProcessor(
             **{name: stored_settings[name] for name in names if stored_settings.get(name) is not None}
         )
         factor, means, stds = pixel_scale(scaling, config.num_channels)
         means, stds = [mean / (255 * factor) for mean in means], [std / (255 * factor) for std in stds]
-        processor = make_processor(config, image_mean=means, image_std=stds, resample=scaling.resample, **kept)
+        processor = make_processor(config, image_mean=means, image_std=stds, resample=scaling.resample, **patch_limit)
         processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")  # raises now if a value cannot be used
     return processor
 

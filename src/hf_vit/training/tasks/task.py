@@ -220,8 +220,8 @@ class Task(ABC, Generic[Result]):
             bypass_backbone(run.model)
         else:
             train_images = self.training_images(run, training)
-            limited = draw_images(run.data, "validation", limit_evaluation(run)[1], run.options.seed)
-            validation_images = transform_split(limited, "validation", validation)
+            drawn_images = draw_images(run.data, "validation", limit_evaluation(run)[1], run.options.seed)
+            validation_images = transform_split(drawn_images, "validation", validation)
         trainer = self.trainer_class(
             model=run.model,
             args=training_arguments(run, **self.arguments),
