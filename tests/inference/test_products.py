@@ -156,26 +156,29 @@ def test_packed_weights_are_the_only_ones():
     assert packed + tables + sum(t.numel() for t in [*fast.parameters(), *fast.buffers()]) == before
 
 
+@pytest.mark.parametrize(("choice", "kept"), [("bicubic", "position_table"), ("rotary", "rotation")])
 @torch.no_grad()
-def test_position_tables_are_kept_a_grid(monkeypatch):
+def test_positions_are_kept_a_grid(monkeypatch, choice: str, kept: str):
     """Computed once a grid, for a limited number of grids; equal all along."""
-    model = PLAIN.build("classification", "bicubic")
+    model = PLAIN.build("classification", choice, rotary_jitter=1.5 if kept == "rotation" else None)
+    model.train()  # where coordinates move at random
     fast = hf_vit.optimize_for_inference(copy.deepcopy(model), engine="torch")
+    model.eval()
     computed: list[Any] = []
-    resample = type(model.vit.embeddings).position_table
+    compute = getattr(type(model.vit.embeddings), kept)
 
-    def watched(self: Any, grid: Any, like: torch.Tensor) -> Any:
+    def watched(self: Any, grid: Any, *others: Any) -> Any:
         computed.append(grid)
-        return resample(self, grid, like)
+        return compute(self, grid, *others)
 
-    monkeypatch.setattr(type(model.vit.embeddings), "position_table", watched)
+    monkeypatch.setattr(type(model.vit.embeddings), kept, watched)
     monkeypatch.setattr(optimize, "KEPT_GRIDS", 2)
     grids = [(2, 3), (4, 4), (2, 3), (3, 2), (2, 3)]  # the fourth pushes out the first
     for grid in grids:
         images = PLAIN.images(model.config, grid=grid)
         given = fast(images).logits
         with monkeypatch.context() as plain:
-            plain.setattr(type(model.vit.embeddings), "position_table", resample)
+            plain.setattr(type(model.vit.embeddings), kept, compute)
             torch.testing.assert_close(given, model(images).logits, rtol=0, atol=1e-5)
     assert computed == [(2, 3), (4, 4), (3, 2), (2, 3)]
     with torch.inference_mode():

@@ -32,7 +32,7 @@ from hf_vit.inference.plan import (
     make_plan,
 )
 from hf_vit.models.configuration_hf_axial_resnet import HEADS
-from hf_vit.models.embeddings_hf_vit import Grid, HfViTEmbeddings, Rows
+from hf_vit.models.embeddings_hf_vit import Grid, HfViTEmbeddings, Rotation, Rows, is_graph
 from hf_vit.models.modeling_hf_axial_resnet import HfAxialResNetAttention
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
 from hf_vit.models.modeling_hf_vit import (
@@ -185,25 +185,34 @@ CACHED_LOGITS = 2**18  # logits computed at a time on a CPU, so that they fit in
 
 @final
 class CachingEmbeddings(HfViTEmbeddings):
-    """`HfViTEmbeddings` that computes resampled and sinusoidal tables once per grid.
+    """`HfViTEmbeddings` that computes resampled and sinusoidal tables, and rotations, once per grid.
 
     Cached tables would not follow changes of their parameters, so the parameters are hidden in `tables`.
     """
 
-    cache: dict[Any, Rows]
+    cache: dict[str, dict[Any, Any]]
     tables: tuple[HfViTEmbeddings]  # in a tuple, which makes it no submodule
 
     def position_table(self, grid: Grid, like: torch.Tensor) -> Rows:
         """Return the position embeddings of a grid from the cache, or compute and cache them."""
+        return self._find("position_table", grid, like)
+
+    def rotation(self, grid: Grid, like: torch.Tensor, image_grids: list[Grid] | None = None) -> Rotation | None:
+        """Return the rotation of a grid from the cache, or compute and cache it; padded batches are not cached."""
+        return self._find("rotation", grid, like) if image_grids is None else super().rotation(grid, like, image_grids)
+
+    def _find(self, method: str, grid: Grid, like: torch.Tensor) -> Any:
+        """Return what a method of `tables` returns for a grid, from the cache if it is there."""
+        compute = getattr(self.tables[0], method)
         if type(like) is not torch.Tensor:  # a tracer's tensor, which may have no values
-            return self.tables[0].position_table(grid, like)
-        key = grid, like.dtype, like.device
-        rows = self.cache.get(key)
-        if rows is None:
-            if len(self.cache) >= KEPT_GRIDS:
-                self.cache.pop(next(iter(self.cache)), None)
-            rows = self.cache[key] = self.tables[0].position_table(grid, like)
-        return rows
+            return compute(grid, like)
+        cache, key = self.cache.setdefault(method, {}), (grid, like.dtype, like.device, is_graph())
+        value = cache.get(key)
+        if value is None:
+            if len(cache) >= KEPT_GRIDS:
+                cache.pop(next(iter(cache)), None)
+            value = cache[key] = compute(grid, like)
+        return value
 
 
 @final
@@ -267,6 +276,7 @@ def memory_changes(model: nn.Module) -> list[Change]:
         if type(module) is HfViTEmbeddings:
             visible_parameters = {name: value for name, value in module._parameters.items() if "position" not in name}
             tables: Any = derive(HfViTEmbeddings, module, without=tuple(module._modules))
+            tables.training = False  # training moves coordinates at random
             tables._parameters = {name: value.detach() for name, value in module.named_parameters(recurse=False)}
             changes += [
                 *(Change(module, "cache", {}), Change(module, "tables", (tables,))),

@@ -282,7 +282,7 @@ def rotation_of(
     return rotation_by(angles[:, None])
 
 
-def _is_graph() -> bool:
+def is_graph() -> bool:
     """Return whether a graph is recorded, for which exporters and compilers do not take complex numbers."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
@@ -290,7 +290,7 @@ def _is_graph() -> bool:
 def rotation_by(angles: torch.Tensor) -> Rotation:
     """Return the rotation by angles [B or 1, A or 1, N, K/2]."""
     parts = angles.cos(), angles.sin()
-    return parts if _is_graph() else torch.complex(*parts)
+    return parts if is_graph() else torch.complex(*parts)
 
 
 def rotate(states: torch.Tensor, rotation: Rotation, pairing: str) -> torch.Tensor:
@@ -298,8 +298,11 @@ def rotate(states: torch.Tensor, rotation: Rotation, pairing: str) -> torch.Tens
 
     The order of the rotated channels is the same for queries and keys, which is all that their products read.
     """
-    if isinstance(rotation, torch.Tensor) and not _is_graph():  # the fewest passes over memory
-        wide = states.to(rotation.real.dtype)
+    if isinstance(rotation, torch.Tensor) and not is_graph():  # the fewest passes over memory
+        wide_dtype = rotation.real.dtype
+        # Heads apart in memory: the product then takes all tokens of a head at once, and attention needs no copy.
+        layout = torch.contiguous_format if states.dtype != wide_dtype else torch.preserve_format
+        wide = states.to(wide_dtype, memory_format=layout)
         if pairing == "halves":
             pairs = torch.complex(*wide.chunk(2, dim=-1))
         else:
@@ -555,6 +558,10 @@ class HfViTEmbeddings(nn.Module):
             return FIXED_TABLES[kind](grid, self.config.hidden_size, like.device)[None].to(like.dtype), None
         return None, None
 
+    def rotation(self, grid: Grid, like: torch.Tensor, image_grids: list[Grid] | None = None) -> Rotation | None:
+        """Return the rotation of tokens `like` [B, N, D]; see `rotation_of`."""
+        return rotation_of(self.config, like, grid, image_grids, self.training)
+
     def _resample_learned_table(self, grid: Grid) -> torch.Tensor:
         """Return the learned table for a grid, [1, T + h*w, D]."""
         resampling = self.num_special_rows, self.interpolation, self.config.position_interpolation_offset
@@ -607,7 +614,7 @@ class HfViTEmbeddings(nn.Module):
         )
         if self.layernorm is not None:
             hidden_states = self.layernorm(hidden_states)
-        rotation = rotation_of(self.config, hidden_states, grid, image_grids, self.training)
+        rotation = self.rotation(grid, hidden_states, image_grids)
         return Tokens(hidden_states, grid, token_mask, image_grids, rotation)
 
     def patch_grid(self, pixel_values: torch.Tensor) -> Grid:

@@ -228,12 +228,12 @@ _UNROTATED: dict[str, Any] = {
     for config_field in fields(HfViTConfig)
     if config_field.name.startswith("rotary_")
 }
-# hf_vit's contestants. All but "tanh", which has the original code's GELU, have the peers' exact GELU.
+# hf_vit's contestants. All but those named "tanh", which have the original code's GELU, have the peers' exact GELU.
 OURS: dict[str, Callable[[Shape], nn.Module]] = {
     "hf_vit": functools.partial(_build_hf_vit, hidden_act="gelu"),
     "hf_vit eager": functools.partial(_build_hf_vit, attention="eager", hidden_act="gelu"),
     "hf_vit flash": functools.partial(_build_hf_vit, attention="flash_attention_2", hidden_act="gelu"),
-    "hf_vit tanh": _build_hf_vit,
+    **dict.fromkeys(("hf_vit tanh", "hf_vit optimized tanh"), _build_hf_vit),
     **dict.fromkeys(
         ("hf_vit optimized", "hf_vit optimized, compiled", "hf_vit optimized, int8"),
         functools.partial(_build_hf_vit, hidden_act="gelu"),
@@ -284,7 +284,7 @@ def find_obstacle(
     reasons = {
         f"{package} is not installed": package is not None and find_spec(package) is None,
         f"{variant} has no attention": base_name in ("hf_vit eager", "hf_vit flash") and not is_vit,
-        f"{variant} has no GELU": base_name == "hf_vit tanh" and not hasattr(config, "hidden_act"),
+        f"{variant} has no GELU": base_name.endswith(" tanh") and not hasattr(config, "hidden_act"),
         f"{variant} has no rotary positions": base_name.endswith("unrotated") and not is_rotary,
         f"{base_name} has no {variant}": (type(config) is not HfViTConfig or is_rotary)
         and base_name in (PRODUCTS, *PEERS)
