@@ -3,13 +3,14 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hf_vit.conversion.fetching import is_within
 from hf_vit.conversion.loading import open_model
 from hf_vit.conversion.progress import progress, quiet_transformers
 from hf_vit.conversion.targets.graphs.certificate import NAME as CERTIFICATE
 from hf_vit.conversion.targets.graphs.certificate import Certificate
-from hf_vit.conversion.targets.graphs.int8 import QUANTIZERS, Calibration
+from hf_vit.conversion.targets.graphs.int8 import AGREEMENT, QUANTIZERS, Calibration
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, IMAGES
 from hf_vit.conversion.targets.graphs.runtimes import Mode
 from hf_vit.conversion.targets.registry import find_target
@@ -62,6 +63,7 @@ def export(
     decoding: bool = False,
     quantize: str | None = None,
     calibrate: str | None = None,
+    agreement: float | None = None,
     opset: int | None = None,
 ) -> ExportResult:
     """Export a model to the files of another library; the folder appears complete or not at all.
@@ -79,6 +81,7 @@ def export(
         quantize: put dense layers of a graph in int8: "static" or (ONNX) "dynamic".
         calibrate: images for it; see `load_data`. The train split sets ranges, the validation split selects the layers
             that stay in float, the test split measures accuracy.
+        agreement: share of the test images that must keep the model's class in int8, by default 0.995; recorded.
         opset: ONNX opset, at least 14, for runtimes that cannot read torch's default (20).
 
     Raises:
@@ -87,11 +90,17 @@ def export(
     """
     target, start = find_target(to), time.perf_counter()
     options: dict[str, object] = {"static": static, "spelling": spelling, "preprocessing": preprocessing}
-    options |= {"decoding": decoding, "quantize": quantize, "calibrate": calibrate, "opset": opset}
+    options |= {"decoding": decoding, "opset": opset}
+    options |= {"quantize": quantize, "calibrate": calibrate, "agreement": agreement}
     target.refuse_options(options)
     if spelling not in (None, *SPELLINGS):
         raise UserError(f"unknown --spelling {spelling!r}; choose from {', '.join(SPELLINGS)}")
     mode = _find_mode(to, quantize, calibrate)
+    if agreement is not None and (mode is None or not 0 < agreement <= 1):
+        raise UserError(
+            f"--agreement {agreement:g} cannot be used; give a share of images above 0 and up to 1, such as 0.98, "
+            "with --quantize"
+        )
     target.require_libraries()
     output_folder = prepare_output(output, force)
     if Path(model).exists() and is_within(output_folder, model):
@@ -112,7 +121,7 @@ def export(
             input_form = ENCODED
         size, calibration = as_pair(loaded.config.image_size), None
         if calibrate is not None:
-            calibration = Calibration.load(calibrate, processor, size, input_form)
+            calibration = Calibration.load(calibrate, processor, size, input_form, agreement or AGREEMENT)
         with new_folder(output_folder, force) as folder:
             graph_options = input_form, mode, calibration, opset
             outgoing = OutgoingModel(
@@ -127,12 +136,14 @@ def export(
                     f"the exported {target.title} model differs from the original by {difference:.1e} (measured with "
                     f"{measured_with}), so nothing was written; please report this"
                 )
-            values = {"target": to, "largest_difference": difference, "measured_with": measured_with}
+            values: dict[str, Any] = {"target": to, "largest_difference": difference, "measured_with": measured_with}
+            certificate = None if mode is None else Certificate.read(folder / CERTIFICATE)
+            quantization = None if certificate is None else certificate.quantization
+            if quantization is not None:
+                values["quantization"] = quantization.model_dump(exclude={"data", "data_fingerprint"})
             with explain_write_errors(output_folder):
                 record = new_record("conversion", values=values, seconds=time.perf_counter() - start)
                 append_record(folder, record)
-    certificate = None if mode is None else Certificate.read(output_folder / CERTIFICATE)
-    quantization = None if certificate is None else certificate.quantization
     int8 = None if quantization is None else quantization.describe()
     return ExportResult(Path(output), to, difference, measured_with, int8)
 

@@ -96,7 +96,7 @@ class OnnxGraph(_GraphTarget):
     name = "onnx"
     title = "ONNX"
     libraries = (("onnx", "onnxscript", "onnxruntime"), "export")
-    options = ("static", "preprocessing", "decoding", "quantize", "calibrate", "opset")
+    options = ("static", "preprocessing", "decoding", "quantize", "calibrate", "agreement", "opset")
     takes_dense = True
     runtime = ONNXRUNTIME
 
@@ -135,7 +135,7 @@ class OpenVinoGraph(_GraphTarget):
     name = "openvino"
     title = "OpenVINO"
     libraries = (("onnx", "onnxscript", "onnxruntime", "openvino"), "export,openvino")
-    options = ("static", "preprocessing", "quantize", "calibrate")
+    options = ("static", "preprocessing", "quantize", "calibrate", "agreement")
     runtime = OPENVINO
 
     def write(self, outgoing: OutgoingModel) -> None:

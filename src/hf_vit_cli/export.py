@@ -39,12 +39,21 @@ def export(
         "With --quantize: data set whose train split calibrates the int8 model, and whose test split checks it.",
         metavar="DATA",
     ),
+    agreement: float | None = opt(
+        None,
+        "With --quantize: least share of the test images that must keep the model's class (default 0.995).",
+        metavar="SHARE",
+    ),
     opset: int | None = opt(None, "onnx: opset version, 14 or later (default 20).", metavar="N"),
 ) -> None:
     """Export a model to another library or runtime, and compare its results there."""
     values = collect_options(locals())
     from hf_vit import conversion
+    from hf_vit.conversion.targets.graphs.int8 import AGREEMENT
 
+    if quantize is not None:
+        share = AGREEMENT if agreement is None else agreement
+        print_safely(f"in int8 {share:.2%} of the test images must keep the model's class, or nothing is written")
     result = conversion.export(**values)
     print_safely(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
     if result.int8 is not None:

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from pydantic import BaseModel
 
-from hf_vit.conversion.targets.graphs.int8 import Calibration, quantize_file
+from hf_vit.conversion.targets.graphs.int8 import AGREEMENT, Calibration, quantize_file
 from hf_vit.conversion.targets.graphs.preprocessing import (
     ENCODED,
     PIXEL_VALUES,
@@ -32,8 +32,6 @@ from hf_vit.results.documents import Document
 
 NAME, RESULTS = "export.json", "export.npz"
 BATCHES = (1, 3, 2, 1, 2, 1)
-# For int8: required share of held-out images with the model's class, and the accuracy that may be lost.
-AGREEMENT, ACCURACY = 0.995, 0.003
 # Tolerance of int8 results on another machine, where a float that rounds differently changes a whole int8 step.
 INT8_TOLERANCE = 0.05
 
@@ -98,6 +96,7 @@ class Quantization(BaseModel):
         mode: what sets the ranges of inputs: calibration images ("static"), or every batch ("dynamic").
         calibration_images: number of images that set the ranges and chose the parts in float.
         agreement: share of held-out images whose most likely class is the model's.
+        required_agreement: the share that was required.
         accuracy, float_accuracy: accuracy of the graph and of the model; None if the data has other classes.
         layers: number of dense layers of the graph.
         in_float: part that stays in float -> relative change of the logits when only this part is quantized.
@@ -109,6 +108,7 @@ class Quantization(BaseModel):
     calibration_images: int
     held_out_images: int
     agreement: float
+    required_agreement: float = AGREEMENT
     accuracy: float | None
     float_accuracy: float | None
     layers: int
@@ -117,6 +117,8 @@ class Quantization(BaseModel):
     def describe(self) -> str:
         """Return agreement, accuracy and the parts in float, in words."""
         text = f"in int8 {self.agreement:.2%} of {self.held_out_images:,} held-out images get the model's class"
+        if self.required_agreement != AGREEMENT:
+            text += f" ({self.required_agreement:.2%} required)"
         if self.accuracy is not None and self.float_accuracy is not None:
             text += f", with an accuracy of {self.accuracy:.2%} (in float {self.float_accuracy:.2%})"
         return f"{text}; {', '.join(self.in_float)} stayed in float" if self.in_float else text
@@ -291,17 +293,19 @@ def _quantize(outgoing: OutgoingModel, runtime: Runtime, mode: Any, data: Calibr
         calibration_images=len(data.ranging) + len(data.choosing),
         held_out_images=len(data.judging),
         agreement=agreement,
+        required_agreement=data.agreement,
         accuracy=accuracy,
         float_accuracy=float_accuracy,
         layers=layers,
         in_float={part: round(change, 5) for part, change in in_float.items()},
     )
     lost_accuracy = 0.0 if accuracy is None or float_accuracy is None else float_accuracy - accuracy
-    if agreement < AGREEMENT or lost_accuracy > ACCURACY:
+    if agreement < data.agreement or lost_accuracy > data.lost_accuracy:
         raise UserError(
-            f"{quantization.describe()}, but at least {AGREEMENT:.1%} and a loss of at most "
-            f"{100 * ACCURACY:.1f} points of accuracy are required, so nothing was written; give more images "
-            "with --calibrate, try the other --quantize, or leave it out"
+            f"{quantization.describe()}, but at least {data.agreement:.2%} and a loss of at most "
+            f"{100 * data.lost_accuracy:.2f} points of accuracy are required, so nothing was written; "
+            f"{data.remedy(judging=agreement, lost=lost_accuracy)}give more images with --calibrate, try the other "
+            "--quantize, or leave it out"
         )
     return quantization
 

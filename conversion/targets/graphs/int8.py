@@ -5,6 +5,7 @@ alone, and the parts that change the logits most stay in float: one, two, four a
 weights use half of their range, so that sums cannot saturate.
 """
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +26,10 @@ from hf_vit.results.writing import diagnose_write_failure
 RANGING, CHOOSING, JUDGING = 320, 1000, 5000
 LEAST_LEARNING, LEAST_CHOOSING, LEAST_JUDGING = 64, 400, 200
 RANKING = 16  # number of images to rank the parts
-# Agreement required on the choosing images; on a thousand held-out images it may be lower by chance.
-CHOOSING_AGREEMENT = 0.998
+# The default share of held-out images that must keep the model's class. The choosing images, of which fewer may change,
+# as on held-out images it may be lower by chance, and the accuracy that may be lost follow from it.
+AGREEMENT = 0.995
+_CHANGED_WHEN_CHOOSING, _LOST_ACCURACY = 0.4, 0.6  # per share of held-out images that may change
 BATCH = 8
 
 
@@ -72,9 +75,33 @@ class Calibration:
     ranging: Images  # from the train split, to set ranges and to rank parts
     choosing: Images  # from the validation split, if it has few also from the train split, to choose parts in float
     judging: Images  # from the test split, to measure the result
+    agreement: float = AGREEMENT  # required share of the judging images with the model's class
+
+    @property
+    def choosing_agreement(self) -> float:
+        """Return the share of the choosing images that must be expected to keep their class."""
+        return 1 - _CHANGED_WHEN_CHOOSING * (1 - self.agreement)
+
+    @property
+    def lost_accuracy(self) -> float:
+        """Return the accuracy on the judging images that may be lost."""
+        return _LOST_ACCURACY * (1 - self.agreement)
+
+    def remedy(self, choosing: float = 1.0, judging: float = 1.0, lost: float = 0.0) -> str:
+        """Return the option that would accept these measured shares and this lost accuracy, in words."""
+        changed = max((1 - choosing) / _CHANGED_WHEN_CHOOSING, 1 - judging, lost / _LOST_ACCURACY)
+        accepted = math.floor(100 * (1 - changed)) / 100
+        return f"accept it with --agreement {accepted:g}, " if accepted > 0 else ""
 
     @classmethod
-    def load(cls, source: str, processor: Any, image_size: tuple[int, int], takes: str = PIXEL_VALUES) -> "Calibration":
+    def load(
+        cls,
+        source: str,
+        processor: Any,
+        image_size: tuple[int, int],
+        takes: str = PIXEL_VALUES,
+        agreement: float = AGREEMENT,
+    ) -> "Calibration":
         """Load a data set, see `load_data`; raise a UserError if it cannot be read or has too few images."""
         data = load_data(source, image_size=image_size)
 
@@ -92,7 +119,7 @@ class Calibration:
         choosing = validation[:CHOOSING]
         choosing += train[num_ranging:][: max(LEAST_CHOOSING - len(choosing), 0)]
         uses = train[:num_ranging], choosing or train, sorted(test[:JUDGING])
-        return cls(data, *(Images(data, rows, processor, takes) for rows in uses))
+        return cls(data, *(Images(data, rows, processor, takes) for rows in uses), agreement)
 
 
 def expected_agreement(expected: torch.Tensor, actual: torch.Tensor) -> float:
@@ -180,11 +207,11 @@ def choose_float_parts(
         in_float = parts_by_change[:num_float_parts]
         quantized_layers = [layer for part, layers in parts.items() if part not in in_float for layer in layers]
         agreement = expected_agreement(expected_logits, quantize(quantized_layers, data.ranging)(data.choosing))
-        if agreement >= CHOOSING_AGREEMENT:
+        if agreement >= data.choosing_agreement:
             return {part: relative_changes[part] for part in in_float}
         num_float_parts = 2 * num_float_parts or 1
     raise UserError(
         f"in int8 only {agreement:.2%} of {len(data.choosing)} images keep their class, even with half of "
-        f"the model's {len(parts)} parts in float, but {CHOOSING_AGREEMENT:.2%} are required, so nothing "
-        "was written; give other images with --calibrate, or leave --quantize out"
+        f"the model's {len(parts)} parts in float, but {data.choosing_agreement:.2%} are required, so nothing "
+        f"was written; {data.remedy(choosing=agreement)}give other images with --calibrate, or leave --quantize out"
     )
