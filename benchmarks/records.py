@@ -166,7 +166,9 @@ class Records:
 
 
 def _run_ready_job(ready: tuple[Job, list[dict[str, Any]]], run_job: RunJob) -> dict[str, Any]:
-    """Return the record of a job, with its CPU seconds and where it ran."""
+    """Return the record of a job, with its CPU seconds, those of earlier processes included, and where it ran."""
     start = time.process_time()
-    result = run_job(*ready) | {"cpu_seconds": round(time.process_time() - start, 1)}
+    result = run_job(*ready)
+    seconds = result.pop("earlier_cpu_seconds", 0.0) + time.process_time() - start
+    result |= {"cpu_seconds": round(seconds, 1)}
     return result | {"hardware": hardware("cpu"), "versions": versions()}

@@ -12,7 +12,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,12 @@ def table(record: str) -> Callable[[Table], Table]:
 
 
 def markdown(header: str | Sequence[str], lines: Iterable[Sequence[str]], caption: str = "") -> str:
-    """Return a Markdown table, a caption in italics below it."""
+    """Return a Markdown table, a caption in italics below it; of no lines a sentence that says so."""
     header = header.split(" | ") if isinstance(header, str) else header
     rows = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     rows += [re.sub(r"  +", " ", f"| {' | '.join(cells)} |") for cells in lines]
+    if not rows[2:]:
+        return "*Not run yet.*\n"
     return "\n".join([*rows, *(["", f"*{caption}*"] if caption else [])]) + "\n"
 
 
@@ -89,15 +91,21 @@ def format_seconds(runs: Rows) -> str:
     return f"{statistics.fmean(run['cpu_seconds'] for run in runs):.0f}"
 
 
-def format_margin(gaps: Sequence[float]) -> str:
-    """Return the mean of paired differences ± half of its 95% interval, in points; nothing for one."""
+def format_interval(values: Sequence[float], sign: str = "") -> str:
+    """Return the mean of shares ± half of its 95% interval, in %; of one value itself, of none nothing."""
     from scipy.stats import t
 
-    if len(gaps) < 2:
+    if not values:
         return ""
+    half = "" if len(values) < 2 else (
+        f" ± {100 * float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5:.1f}"
+    )  # fmt: skip
+    return f"{100 * statistics.fmean(values):{sign}.1f}{half}"
 
-    half = float(t.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
-    return f"{100 * statistics.fmean(gaps):+.1f} ± {100 * half:.1f}"
+
+def format_margin(gaps: Sequence[float]) -> str:
+    """Return the mean of paired differences ± half of its 95% interval, in points; nothing for one."""
+    return format_interval(gaps, "+") if len(gaps) > 1 else ""
 
 
 def quartiles(ratio: dict[str, float] | None) -> str:
@@ -605,12 +613,7 @@ def data_scale(path: Path) -> str:
          *(format_mean(scores("run", name, value, size)) for size in sizes))
         for value in values for name in names if any(value in run for run in runs)
     ]  # fmt: skip
-    for name in names[1:]:
-        pairs = [[scores("run", model, values[0], size) for model in (names[0], name)] for size in sizes]
-        gaps = [[first - second for first, second in zip(*pair, strict=True)] for pair in pairs]
-        seeds = list(zip(*gaps, strict=True))
-        crossed = f"{sum(min(seed_gaps) < 0 < max(seed_gaps) for seed_gaps in seeds)} of {len(seeds)} seeds cross"
-        lines.append((f"{names[0]} - {name}, points ({crossed})", *map(format_margin, gaps)))
+    lines += list_gaps(runs, names, sizes, format_margin)
     for name in names:
         plateaus = [format_mean(scores("plateau", name, values[0], size)) for size in sizes]
         lines += [(f"constant rate: {name}", *plateaus)] if any(plateaus) else []
@@ -620,6 +623,103 @@ def data_scale(path: Path) -> str:
     header = ["accuracy, %, by training images", *(f"{size:,}" for size in sizes)]
     caption = f"{describe_runs(records, 'data_scale.py')}; ± of differences is half of a 95% interval."
     return markdown(header, lines, caption)
+
+
+def list_gaps(runs: Rows, names: Sequence[str], sizes: Sequence[int], form: Callable[..., str]) -> list[list[str]]:
+    """Return lines of the first model's lead over each other one by training images, seeds compared with themselves."""
+    accuracies = {(run["model"], run["images"], run["seed"]): run["test_accuracy"] for run in runs}
+    seeds, lines = sorted({run["seed"] for run in runs}), list[list[str]]()
+    for name in names[1:]:
+        gaps = {
+            (size, seed): accuracies[names[0], size, seed] - accuracies[name, size, seed]
+            for size, seed in itertools.product(sizes, seeds)
+            if (names[0], size, seed) in accuracies and (name, size, seed) in accuracies
+        }
+        by_seed = [[gap for (_, own), gap in gaps.items() if own == seed] for seed in seeds]
+        crossed = sum(min(own) < 0 < max(own) for own in by_seed if own)
+        cells = (form([gap for (own, _), gap in gaps.items() if own == size]) for size in sizes)
+        lines.append([f"{names[0]} - {name}, points ({crossed} of {len(seeds)} seeds cross)", *cells])
+    return lines
+
+
+def mark_missing(cells: Iterable[str]) -> list[str]:
+    return [cell or "not run" for cell in cells]
+
+
+@table("real_images.jsonl")
+def real_images_scale(path: Path) -> str:
+    records = filter_runs(load(path), part="scale")
+    runs = filter_runs(records, kind="run")
+    sizes, names = (100, 300, 1_000, 3_000, 10_000, 55_000), ("ViT", "Hybrid", "Axial", "BiT")
+    lines: list[Any] = []
+    for name in names:
+        own = filter_runs(runs, model=name)
+        cells = ([run["test_accuracy"] for run in filter_runs(own, images=size)] for size in sizes)
+        lines.append((name, *mark_missing(map(format_interval, cells))))
+    lines += [
+        (line[0], *mark_missing(line[1:])) for line in list_gaps(runs, names, sizes, partial(format_interval, sign="+"))
+    ]
+    for law in filter_runs(records, kind="prediction"):
+        predicted = f"{100 * law['predicted_accuracy']:.1f}" if law["law"] else "no law"
+        lines.append((f"predicted beforehand: {law['model']}", *[""] * (len(sizes) - 1), predicted))
+    lengths = {f"{run['steps']:,} steps of {run['batch_size']} images" for run in runs} or {"no steps"}
+    caption = f"Test accuracy, %, after {' or '.join(sorted(lengths))}; ± is half of a 95% interval over seeds."
+    return markdown(
+        ["training images", *(f"{size:,}" for size in sizes)], lines, f"{caption} {describe_real_images(records)}"
+    )
+
+
+def describe_real_images(runs: Rows) -> str:
+    return f"{describe_runs(runs, 'real_images.py')}."
+
+
+@table("real_images.jsonl")
+def real_images_rates(path: Path) -> str:
+    trials = filter_runs(load(path), part="scale", kind="trial")
+    rates = sorted({trial["learning_rate"] for trial in trials})
+    lines = [
+        (f"{model}, {images:,} images",
+         *mark_missing(mean(filter_runs(own, learning_rate=rate), "validation_accuracy") for rate in rates))
+        for (model, images), own in group(trials, "model", "images").items()
+    ]  # fmt: skip
+    caption = f"Validation accuracy, %, of the trials that chose the rates. {describe_real_images(trials)}"
+    return markdown(["learning rate", *(f"{rate:g}" for rate in rates)], lines, caption)
+
+
+@table("real_images.jsonl")
+def real_images_scratch(path: Path) -> str:
+    records = filter_runs(load(path), part="scratch")
+    lines = [
+        (candidate + (", try" if kind == "trial" else ""), f"{runs[0]['parameters']:,}", f"{runs[0]['steps']:,}",
+         format_seconds(runs), format_interval([run["validation_accuracy"] for run in runs]),
+         format_interval([run["test_accuracy"] for run in runs if "test_accuracy" in run]) or "not looked at")
+        for (candidate, kind), runs in group(records, "candidate", "kind").items()
+    ]  # fmt: skip
+    header = "model and settings | parameters | steps of 128 images | CPU s | validation, % | test, %"
+    return markdown(header, lines, f"± is half of a 95% interval. {describe_real_images(records)}")
+
+
+@table("real_images.jsonl")
+def real_images_pretraining(path: Path) -> str:
+    records = filter_runs(load(path), part="pretraining")
+    runs, encoders = (filter_runs(records, kind=kind) for kind in ("run", "encoder"))
+    labels = sorted({run["images"] for run in runs})
+    scratch = {(run["images"], run["seed"]): run["test_accuracy"] for run in filter_runs(runs, start="scratch")}
+    lines: list[Any] = []
+    for start, own in group(runs, "start").items():
+        cells = [{run["seed"]: run["test_accuracy"] for run in filter_runs(own, images=count)} for count in labels]
+        gains = [
+            [accuracy - scratch[count, seed] for seed, accuracy in cell.items() if (count, seed) in scratch]
+            for count, cell in zip(labels, cells, strict=True)
+        ]
+        before = filter_runs(encoders, start=start)
+        accuracies = mark_missing(format_interval(list(cell.values())) for cell in cells)
+        shown = [""] * len(labels) if start == "scratch" else mark_missing(map(format_margin, gains))
+        lines.append((start, format_seconds(before) if before else "0", *accuracies, *shown))
+    columns = [f"{count // 10:,} a class" for count in labels]
+    header = ["start", "CPU s before", *columns, *(f"gain, {name}" for name in columns)]
+    caption = "Test accuracy, %, and points above scratch, seeds compared with themselves; ± is half of a 95% interval."
+    return markdown(header, lines, f"{caption} {describe_real_images(records)}")
 
 
 @table("scaling_law.jsonl")
