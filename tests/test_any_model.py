@@ -180,13 +180,6 @@ def test_every_command_takes_every_family(command, name, saved, data, tmp_path, 
                 np.testing.assert_allclose(answer, model(images).logits.numpy(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "stem_width"), [("AxialResNet-S", 32), ("AxialResNet-M", 48), ("AxialResNet-L", 64)])
-def test_axial_resnets_by_name(name, stem_width):
-    """The widths whose parameters are the paper's (tests/axial/test_axial_resnet.py counts them)."""
-    config = hf_vit.variant_config(name)
-    assert (config.model_type, config.stage_depths, config.stem_width) == ("hf_axial_resnet", (3, 4, 6, 3), stem_width)
-
-
 @pytest.mark.parametrize(("depth", "factor"), [(50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4)])
 def test_bits_by_name_are_timms(depth, factor):
     with torch.device("meta"):
@@ -218,10 +211,7 @@ def test_every_family_is_shared_and_verified(name, saved, hub, xet_client, tmp_p
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_is_a_backbone(name, saved):
-    """Checkpoint -> AutoBackbone, with all weights; a ResNet's maps are what the model's own stages give.
-
-    Of ViTs doors/test_backbone.py tells that; of detectors on every family training/test_dense.py.
-    """
+    """Checkpoint -> AutoBackbone, with all weights; a ResNet's maps are what the model's own stages give."""
     classifier = AutoModelForImageClassification.from_pretrained(saved[name]).eval()
     config = AutoConfig.from_pretrained(saved[name])
     config.out_features = config.stage_names[-2:]

@@ -1,7 +1,4 @@
-"""Every code block of the README runs as it stands, in order, in a folder that starts like a fresh clone.
-
-The pages after it run as well (`-m slow`); tests/test_docs.py reads the commands of all pages.
-"""
+"""Every code block of the README runs as it stands, in order, in a folder that starts like a fresh clone."""
 
 import contextlib
 import io

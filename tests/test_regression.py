@@ -1,5 +1,4 @@
-"""Regression models answer with values, never with probabilities, in every command; where classes are needed they are
-refused in one line."""
+"""Regression models answer with values in every command; where classes are needed they are refused in one line."""
 
 import json
 import re
@@ -102,8 +101,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "outputs", "problem_type"), CASES)
 def test_values(kind: str, outputs: int, problem_type: str | None, image: Path):
-    """One output without a problem type is a value, as the losses have it; several are classes; of several labels one
-    output is a probability."""
+    """One output without a problem type is a value, several are classes, and one of several labels a probability."""
     model, processor = build(kind, outputs, problem_type)
     (found,) = hf_vit.predict((model, processor), image)
     values = values_of(model, processor, image)

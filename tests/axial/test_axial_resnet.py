@@ -15,6 +15,7 @@ from hf_vit import (
     HfAxialViTForImageClassification,
     HfViTConfig,
     HfViTForImageClassification,
+    variant_config,
 )
 from hf_vit.models.modeling_hf_axial_resnet import HEADS, DenseNorm, HfAxialResNetAttention, HfAxialResNetBottleneck
 
@@ -171,11 +172,11 @@ def test_another_size_resamples_the_tables(tmp_path):
         torch.testing.assert_close(new[row], old[low] + (old[low + 1] - old[low]) * (at - low), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("stem_width", "millions"), [(32, 12.5), (48, 26.5), (64, 45.6)], ids=["S", "M", "L"])
-def test_parameter_counts(stem_width, millions):
+@pytest.mark.parametrize(("name", "millions"), [("S", 12.5), ("M", 26.5), ("L", 45.6)])
+def test_parameter_counts(name, millions):
     """The paper's numbers are of tables for spans of up to 255 places; ours are as long as the map."""
     with torch.device("meta"):
-        model = HfAxialResNetForImageClassification(HfAxialResNetConfig(stem_width=stem_width, num_labels=1000))
+        model = HfAxialResNetForImageClassification(variant_config(f"AxialResNet-{name}", num_labels=1000))
     count = sum(parameter.numel() for parameter in model.parameters())
     for module in model.modules():
         if isinstance(module, HfAxialResNetAttention):

@@ -158,9 +158,7 @@ def in_the_other_library(target: str, folder: Path) -> nn.Module:
 
 
 def same_logits_in_the_other_library(ours: Any, target: str, folder: Path, with_names: bool) -> None:
-    """As its users load it, in both precisions, beside ours in float64 (timm's angles are of float32); with labels and
-    preprocessing.
-    """
+    """As its users load it, in both precisions, beside ours in float64; with labels and preprocessing."""
     theirs = in_the_other_library(target, folder)
     height, width = (side * stride for side, stride in zip(ours.config.grid, ours.config.patch_stride, strict=True))
     for dtype, tolerance in {

@@ -89,10 +89,7 @@ def test_what_the_certificate_says_of_int8(
     command: Any,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Agreement and accuracy, measured again with both models; int8 weights; temporary files beside the output.
-
-    There the next export removes what a kill leaves; the system's folder would keep it.
-    """
+    """Agreement and accuracy, measured again with both models; int8 weights; temporary files lie beside the output."""
     folders, make, before = list[str](), tempfile.mkdtemp, tempfile.tempdir
 
     def watched(*arguments: Any, **named: Any) -> str:

@@ -193,10 +193,7 @@ def test_a_config_is_read_as_timm_reads_it(build: Any, case: str, tmp_path: Path
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("crop", [0.75, 0.8])
 def test_pixels_are_those_of_timm(crop: float, mode: str, interpolation: str, photo: Image.Image, tmp_path: Path):
-    """Exactly where both work with PIL; transformers' other backend resizes tensors, one level of 255 apart at most.
-
-    Of 15 px timm takes the middle 12 from the third on, transformers from the second on.
-    """
+    """Exactly where both work with PIL; transformers' other backend is one level of 255 apart at most."""
     model = of_timm()
     cfg = {"crop_pct": crop, "crop_mode": mode, "interpolation": interpolation, "mean": (0.4, 0.5, 0.6)}
     model.pretrained_cfg.update(cfg)

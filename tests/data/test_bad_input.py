@@ -112,6 +112,8 @@ FOLDERS = {
                       r"was written by save_to_disk, .* write parquet files with dataset.to_parquet"),
     "other files": (lambda root: write(root, "x.zip") / "x.zip", "is not a data set file; give .parquet files"),
     "no match": (lambda root: root / "*.jpg", "no file matches"),
+    "captions": (lambda root: (folders(root) / "metadata.csv").write_text("file_name,text\na.png,a cat\n") and root,
+                 "move metadata.csv away if the folder names are the classes"),
 }  # fmt: skip
 
 
@@ -343,12 +345,6 @@ def test_what_stands_in_for_an_image_or_its_class(tmp_path, streaming):
     for text in ("cat", "01"):
         make_tar(tmp_path / "names.tar", [{"png": encoded(picture(0)), "cls": name} for name in (b"1", text.encode())])
         refuses(tmp_path / "names.tar", f"a .cls file holds '{text}'.*--label-column txt", streaming=streaming)
-
-
-def test_captions_beside_class_folders(tmp_path):
-    make_folder(tmp_path / "data", dict.fromkeys(NAMES, 3))
-    (tmp_path / "data" / "metadata.csv").write_text("file_name,text\na.png,a cat\n")
-    refuses(tmp_path / "data", "move metadata.csv away if the folder names are the classes")
 
 
 def test_files_may_be_named_as_base64_begins(tmp_path):

@@ -38,10 +38,7 @@ def tiny_config() -> Callable[..., Any]:
 
 @pytest.fixture
 def learn() -> Callable[..., None]:
-    """Steps of AdamW on one batch: every trainable parameter of the backbone gets a gradient, and the loss falls.
-
-    How far it falls is a question of the door, not of the family: "HfViT" takes all steps, the others the first one.
-    """
+    """Every parameter of the backbone gets a gradient; the loss of "HfViT", which takes all steps, falls."""
 
     def run(
         family: str,

@@ -1,10 +1,4 @@
-"""The doors into transformers' dense predictors, one test and one recipe each; the package's own heads, Mask2Former and
-torchvision's Mask R-CNN among them, are in training/test_dense.py.
-
-Every recipe starts at a backbone config; `import hf_vit` has registered it with `AutoBackbone`, so transformers builds
-`HfViTBackbone` (or another family's) from it. The built model has random weights; give its backbone those of a
-checkpoint with `load_state_dict(HfViTBackbone.from_pretrained(FOLDER, <the same backbone options>).state_dict())`.
-"""
+"""The doors into transformers' dense predictors; the package's own heads are in training/test_dense.py."""
 
 import dense_heads
 import pytest
@@ -15,8 +9,6 @@ from transformers import (
     DepthAnythingForDepthEstimation,
     DetrConfig,
     DetrForObjectDetection,
-    UperNetConfig,
-    UperNetForSemanticSegmentation,
 )
 
 import hf_vit
@@ -49,35 +41,11 @@ def assert_same_after_reload(model, tmp_path, pixel_values, read, prepare=lambda
     torch.testing.assert_close(read(again.eval()(pixel_values)), read(model(pixel_values)), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("pyramid", [False, True])
-def test_upernet_segments(family, pyramid, tiny_config, learn, tmp_path):
-    """Semantic segmentation: four stages of the plain backbone, or the pyramid's four maps.
-
-    UperNetConfig(backbone_config=HfViTConfig(..., out_features=["stage3", "stage6", "stage9", "stage12"]))
-    """
-    stages = {"use_feature_pyramid": True} if pyramid else {"out_features": [f"stage{i}" for i in range(1, 5)]}
-    config = UperNetConfig(
-        backbone_config=tiny_config(family, fpn_hidden_size=16, **stages),
-        hidden_size=16,
-        pool_scales=[1, 2],
-        auxiliary_channels=8,
-        num_labels=2,
-    )
-    model = UperNetForSemanticSegmentation(config)
-    assert type(model.backbone) is backbone_of(family)
-    pixel_values, mask = square()
-    learn(family, model, model.backbone, lambda: model(pixel_values, labels=mask.long()).loss)
-    assert_same_after_reload(model, tmp_path, pixel_values, lambda outputs: outputs.logits)
-
-
 DETR = {"layers": 1, "attention_heads": 2, "ffn_dim": 64}
 
 
 def test_detr_detects(family, tiny_config, learn, tmp_path):
-    """Object detection from the last stage's map. Needs scipy for the matching.
-
-    DetrConfig(use_timm_backbone=False, backbone_config=HfViTConfig(...))
-    """
+    """Object detection from the last stage's map."""
     sizes = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in DETR.items()}
     config = DetrConfig(
         **{"use_timm_backbone": False, "backbone_config": tiny_config(family), "num_labels": 2, "dropout": 0.0},
@@ -102,13 +70,7 @@ def put_a_token_first(model: DepthAnythingForDepthEstimation) -> None:
 
 
 def test_depth_anything_estimates_depth(family, tiny_config, learn, tmp_path):
-    """Depth: four stages as tokens. It cuts off one class token itself, so the pooling must be "token".
-
-    An axial model has no class token: `put_a_token_first` gives it one to cut off.
-
-    DepthAnythingConfig(backbone_config=HfViTConfig(..., out_features=[four stages], reshape_hidden_states=False),
-                        patch_size=16, reassemble_hidden_size=768)
-    """
+    """It cuts one class token off itself; `put_a_token_first` gives an axial model, which has none, one to cut off."""
     stages = [f"stage{i}" for i in range(1, 5)]
     config = DepthAnythingConfig(
         backbone_config=tiny_config(family, out_features=stages, reshape_hidden_states=False),

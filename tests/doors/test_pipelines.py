@@ -1,7 +1,4 @@
-"""A saved folder, model and image processor, is all that transformers' pipelines need: for every family.
-
-This asks what transformers' `PipelineTesterMixin` asks, whose per-task tests its source distribution lacks.
-"""
+"""A saved folder is all that transformers' pipelines need, for every family: what `PipelineTesterMixin` asks."""
 
 import pytest
 import torch

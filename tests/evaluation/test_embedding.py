@@ -1,7 +1,4 @@
-"""Embeddings and predictions of a data set: the model's own numbers, a row an image, whatever is killed meanwhile.
-
-On a disk, or in an object store, whose objects are the files of a local run.
-"""
+"""Embeddings and predictions of a data set, on a disk or in an object store, whatever is killed meanwhile."""
 
 import io
 import json

@@ -58,27 +58,46 @@ def probabilities_of(model, dataset):
 
 
 @pytest.mark.parametrize("batch_size", [1, 16, 100])
-def test_the_result_equals_scikit_learn(dataset, batch_size):
+def test_the_result_equals_scikit_learn(dataset, batch_size, tmp_path, monkeypatch):
+    """No file is written and no network asked, as the base class of `evaluate` would."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: pytest.fail("asked the network"))
+    monkeypatch.setattr(evaluate_library.config, "HF_METRICS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
     model = make_classifier()
     result = measure(model, dataset, batch_size=batch_size)
+    assert os.listdir(tmp_path) == []
     probabilities, labels, every = probabilities_of(model, dataset), np.array(dataset["label"]), list(range(6))
-    predictions = probabilities.argmax(1)
+    predictions, confidences = probabilities.argmax(1), probabilities.max(1)
     assert len(set(predictions.tolist())) > 2, "a model with one answer would prove little"
     assert result.num_images == COUNT
-    assert result.top1 == pytest.approx(accuracy_score(labels, predictions))
-    assert result.top5 == pytest.approx(top_k_accuracy_score(labels, probabilities, k=5, labels=every))
-    assert result.loss == pytest.approx(log_loss(labels, probabilities, labels=every), rel=1e-5)
-    assert list(result.per_class) == list(NAMES)
+    expected = {
+        "top1": accuracy_score(labels, predictions),
+        "top5": top_k_accuracy_score(labels, probabilities, k=5, labels=every),
+        "loss": log_loss(labels, probabilities, labels=every),
+        "ece": bin_by_bin(predictions == labels, confidences),
+        "precision": precision_score(labels, predictions, average="macro", zero_division=0),
+        "recall": recall_score(labels, predictions, average="macro"),
+        "f1": f1_score(labels, predictions, average="macro"),
+        "auc": roc_auc_score(labels, probabilities, multi_class="ovr", average="macro"),
+    }
+    values = result.values()
+    assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-5)
     recalls = recall_score(labels, predictions, average=None, labels=every)
-    assert list(result.per_class.values()) == pytest.approx(list(recalls))
+    assert result.per_class == pytest.approx(dict(zip(NAMES, recalls, strict=True)))
     assert (result.confusion_matrix == confusion_matrix(labels, predictions, labels=every)).all()
     assert result.num_wrong == (predictions != labels).sum() == len(result.wrong)
     for entry in result.wrong:
-        assert entry.label == NAMES[labels[entry.index]]
-        assert entry.prediction == NAMES[predictions[entry.index]]
-        assert entry.confidence == pytest.approx(probabilities[entry.index].max(), rel=1e-5)
-    confidences = [entry.confidence for entry in result.wrong]
-    assert confidences == sorted(confidences, reverse=True)
+        assert (entry.label, entry.prediction) == (NAMES[labels[entry.index]], NAMES[predictions[entry.index]])
+        assert entry.confidence == pytest.approx(confidences[entry.index], rel=1e-5)
+    order = [entry.confidence for entry in result.wrong]
+    assert order == sorted(order, reverse=True)
+    assert len(values["thresholds"]) == 12
+    for row in values["thresholds"]:
+        answered = confidences >= row["threshold"]
+        right = (answered & (predictions == labels)).sum()
+        wanted = {"answered": answered.mean(), "recall": right / COUNT, "f1": 2 * right / (answered.sum() + COUNT)}
+        wanted["precision"] = right / answered.sum() if answered.any() else 0
+        assert row == pytest.approx({"threshold": row["threshold"], **wanted})
 
 
 def test_streams_workers_and_any_preparation_give_the_same(dataset):
@@ -320,57 +339,14 @@ def random_columns(count=200):
     return columns_of(generator.integers(0, CLASSES, count), logits)
 
 
-def bin_by_bin(columns):
+def bin_by_bin(hits, sure):
     """The formula of arXiv 1706.04599."""
-    total, hits, sure = 0.0, columns["predictions"] == columns["references"], columns["confidences"]
+    total = 0.0
     for index in range(15):
         inside = (sure > index / 15) & (sure <= (index + 1) / 15)
         if inside.any():
             total += inside.mean() * abs(hits[inside].mean() - sure[inside].mean())
     return total
-
-
-@pytest.mark.parametrize("batch_size", [1, 13, 200])
-def test_metrics_equal_scikit_learn(batch_size, tmp_path, monkeypatch):
-    """No file is written and no network asked, as the base class of `evaluate` would; and nothing is left over."""
-
-    def no_network(*_):
-        raise AssertionError("asked the network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", no_network)
-    monkeypatch.setattr(evaluate_library.config, "HF_METRICS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    columns, every, metrics = random_columns(), list(range(CLASSES)), ClassificationMetrics(METRIC_NAMES)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="no image was added"):
-            metrics.compute()
-        for start in range(0, 200, batch_size):
-            metrics.add_batch(**{name: values[start : start + batch_size] for name, values in columns.items()})
-        assert len(metrics) == 200
-        result = metrics.compute()
-    assert os.listdir(tmp_path) == []
-    references, predictions, probabilities = (columns[name] for name in ("references", "predictions", "probabilities"))
-    expected = {
-        "accuracy": accuracy_score(references, predictions),
-        "top5_accuracy": top_k_accuracy_score(references, probabilities, k=5, labels=every),
-        "loss": log_loss(references, probabilities, labels=every),
-        "expected_calibration_error": bin_by_bin(columns),
-        "precision": precision_score(references, predictions, average="macro"),
-        "recall": recall_score(references, predictions, average="macro"),
-        "f1": f1_score(references, predictions, average="macro"),
-        "auc": roc_auc_score(references, probabilities, multi_class="ovr", average="macro"),
-    }
-    assert {name: result[name] for name in expected} == pytest.approx(expected, abs=1e-12)
-    recalls = recall_score(references, predictions, average=None, labels=every)
-    assert result["per_class_accuracy"] == pytest.approx(dict(zip(METRIC_NAMES, recalls, strict=True)), abs=1e-12)
-    assert (result["confusion_matrix"] == confusion_matrix(references, predictions, labels=every)).all()
-    for row in result["thresholds"]:
-        answered = columns["confidences"] >= row["threshold"]
-        right = answered & (predictions == references)
-        assert row["answered"] == pytest.approx(answered.mean())
-        assert row["recall"] == pytest.approx(right.mean())
-        assert row["precision"] == pytest.approx(right.sum() / answered.sum() if answered.any() else 0)
-        assert row["f1"] == pytest.approx(2 * right.sum() / (answered.sum() + 200))
 
 
 # Class 0 outranks the other in one of two pairs, class 1 in both of two; class 2 has no image.
@@ -410,6 +386,8 @@ def test_a_metric_holds_no_images(monkeypatch):
     sizes = {name: len(pickle.dumps(vars(metrics)[name])) - size for name, size in before.items()}
     assert max(sizes.values()) < 200, sizes
     assert metrics.compute()["auc"] is None
+    with pytest.raises(ValueError, match="no image was added"):
+        metrics.compute()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Small copies of VTAB's data sets in the layouts of their archives; each says which class every image is of.
-
-A tenth of the gray of an image tells which it is: mostly its class.
-"""
+"""Small copies of VTAB's data sets; a tenth of the gray of an image tells which it is: mostly its class."""
 
 import csv
 import hashlib

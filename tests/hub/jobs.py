@@ -289,13 +289,12 @@ def train(
     named: bool = True,
     processor: bool = True,
     catch: bool = True,
-    stock: bool = False,
     license: str | None = "mit",
 ) -> dict[str, Any]:
-    """Two steps of `HfViTTrainer(push_to_hub=True)`, or of transformers' own, on images of noise."""
+    """Two steps of `HfViTTrainer(push_to_hub=True)` on images of noise."""
     import torch
     from evaluation.tiny import make_processor
-    from transformers import Trainer, TrainingArguments
+    from transformers import TrainingArguments
 
     from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
     from hf_vit.results.facts import DataFact
@@ -320,7 +319,7 @@ def train(
     trainer = None
     try:
         fact = DataFact(name="colours", split="train", size=6) if named else None
-        trainer = Trainer(**parts) if stock else HfViTTrainer(**parts, data_fact=fact, license=license)
+        trainer = HfViTTrainer(**parts, data_fact=fact, license=license)
         trainer.train()
     except UserError as error:
         if not catch:

@@ -1,7 +1,4 @@
-"""A server by the public contract of Inference Endpoints: `handler.py` of a folder, called from threads over HTTP.
-
-JSON is passed on as it is, an image as Pillow's, other bytes as they are; a query gives parameters; an error is 400.
-"""
+"""A server by the contract of Inference Endpoints: `handler.py` of a folder, called from threads over HTTP."""
 
 import importlib.util
 import io

@@ -1,9 +1,4 @@
-"""Faults of server, storage, network, rights and people.
-
-After each: the branch is unchanged or complete, the same command succeeds when it is run again, and what was pushed
-loads with the pushed model's answers; the user reads cause, state and remedy in one line. (The `hub` fixture adds: no
-blob is damaged, no token left the Hub's origin.) What touches the storage is tried over both transports.
-"""
+"""Faults of server, storage, network, rights and people: told in one line, and the same command succeeds afterwards."""
 
 import errno
 import sys

@@ -1,7 +1,4 @@
-"""Folders and facts that somebody prepared: no file outside is read, no word leaves its place, no secret is shared.
-
-Nor is an image of the data unasked. Whole commands against whole repositories: `python -m campaigns hostile`.
-"""
+"""Hostile folders and facts: nothing outside is read, no secret or image is shared (`python -m campaigns hostile`)."""
 
 import ast
 import json

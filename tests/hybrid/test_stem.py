@@ -106,8 +106,7 @@ RENAMED = {"root_": "stem.", "projection_norm": "downsample.norm", "projection."
 @torch.no_grad()
 @pytest.mark.parametrize("of_timm", [False, True])
 def test_stem_is_timms_where_the_formulas_meet(of_timm: bool):
-    """timm divides by sqrt(var + 1e-8) and takes 1e-5 in its norms: so does the stem when told, at any size of kernels;
-    otherwise they agree with large kernels and our epsilon."""
+    """timm divides by sqrt(var + 1e-8) and takes 1e-5 in its norms: so does the stem when told."""
     fields = {"group_norm_eps": 1e-5, "weight_standardization": "variance"} if of_timm else {}
     stem, theirs = make_stem((2, 1), width=64, **fields), _resnetv2((2, 1)).double().eval()
     state = {}

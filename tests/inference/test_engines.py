@@ -76,6 +76,7 @@ def test_a_model_in_training_mode(caplog):
 AS_TORCH: dict[str, tuple[dict[str, Any], Any]] = {
     "hidden states": ({"output_hidden_states": True}, None),
     "labels": ({"labels": torch.tensor([0, 1])}, 2),
+    "a count of labels": ({"labels": torch.tensor([0, 1]), "num_items_in_batch": 5}, 2),
     "a tuple": ({"return_dict": False}, 2),
     "padding": ({"patch_attention_mask": torch.ones(2, 4, 4)}, None),
 }
@@ -166,17 +167,6 @@ def test_a_group_norm_is_computed_in_the_layout_of_the_convolutions(compiled: li
     operations = compiled[0].get_runtime_model().get_ops()
     kinds = [operation.get_rt_info()["layerType"] for operation in operations]
     assert kinds.count("MVN") == 2 * fast.config.num_hidden_layers + 1
-
-
-@torch.no_grad()
-def test_a_classifier_is_one_graph(pair: tuple[Any, Any], monkeypatch):
-    """A pass runs its graph once and no other."""
-    model, fast = pair
-    seen, images = calls_of(fast, monkeypatch), PLAIN.images(model.config)
-    labels = torch.tensor([0, 1])
-    for asked in ({}, {"labels": labels}, {"labels": labels, "num_items_in_batch": 5}):
-        assert_same(fast(images, **asked), model(images, **asked))
-    assert len(seen) == 3
 
 
 @torch.no_grad()
@@ -303,9 +293,7 @@ def test_an_engine_that_is_not_installed(monkeypatch):
 def test_auto_is_openvino_where_it_is_installed_and_faster(
     name: str, dtype: torch.dtype, with_avx2_alone: bool, processor: Callable[..., None]
 ):
-    """Torch is as fast with axial models in float32, where it has more than AVX2. (That engines then compute the
-    model, tests of "auto" in test_changed_models.py show.)
-    """
+    """Torch is as fast with axial models in float32, where it has more than AVX2."""
     processor("AVX2" if with_avx2_alone else "AVX512")
     chosen = engines.choose_engine("auto", build(family=FAMILIES[name]).to(dtype), (dtype, torch.device("cpu")), {})
     is_torchs = (name, dtype, with_avx2_alone) == ("axial", torch.float32, False)
@@ -347,9 +335,7 @@ def gelu_behind_a_product(approximate: str) -> Any:
 def test_openvino_computes_gelus_apart_with_avx2_alone(
     approximate: str, with_avx2_alone: bool, tmp_path: Path, processor: Callable[..., None], compiled: list[Any]
 ):
-    """To the same numbers, from those of which nothing is left to those that stay as they are; NaN stays NaN. So it
-    does in a graph that is opened from a file.
-    """
+    """To the same numbers, NaN among them, and in a graph that is opened from a file, too."""
     processor("AVX2" if with_avx2_alone else "AVX512")
     values, program = torch.linspace(-12, 12, 4000).reshape(-1, 8), gelu_behind_a_product(approximate)
     engine = runtimes.OPENVINO.compile(program, torch.float32)

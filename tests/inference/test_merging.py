@@ -18,8 +18,7 @@ Group = tuple[torch.Tensor, list[int]]  # a token's state [D], and the places in
 
 
 def merged(groups: list[Group], keys: torch.Tensor, count: int, special: int) -> list[Group]:
-    """The paper's steps: tokens take turns in two sets, each of A draws an edge to its most alike of B, the `count`
-    strongest edges are kept, what they connect becomes its mean, weighted by how many it stands for."""
+    """The paper's steps: the `count` strongest edges, from tokens of A to the most alike of B, become means."""
     count = min(count, (len(groups) - special) // 2)
     first, second = (list(range(special, len(groups)))[(special + start) % 2 :: 2] for start in (0, 1))
     edges: list[tuple[float, int, int]] = []

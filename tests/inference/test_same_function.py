@@ -112,10 +112,7 @@ def test_the_last_layer_computes_what_the_head_reads(choice: str, num_read: int 
 def test_bfloat16_is_as_near_to_float64_as_the_plain_model(
     family: Family, emulated: bool, processor: Callable[..., None]
 ):
-    """Where the processor only emulates bfloat16, products and convolutions in float32 are nearer.
-
-    Where oneDNN has none at all, nothing in bfloat16 is packed.
-    """
+    """Where the processor only emulates bfloat16, products and convolutions in float32 are nearer."""
     processor(avx512_bf16=not emulated)
     model, fast = both(family, dtype=torch.bfloat16)
     computed_in = {m.computed_in for m in fast.modules() if isinstance(m, PackedDense | PackedConv2d)}

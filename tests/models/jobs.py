@@ -30,8 +30,7 @@ def outputs_of(model: Any, images: torch.Tensor) -> list[torch.Tensor]:
 
 
 def journey(source: str, auto_class: str, others: list[str], answers: str, target: str) -> dict[str, Any]:
-    """Load a model, save it, load every Auto class of its family from there: what each is, and whether it answers as
-    it should; `answers` is the file of the images and of what is wanted, the encoder's tokens last."""
+    """Load a model, save it, load every Auto class of its family from there: what each is, and if it answers right."""
     saved = load_file(answers)
     images = saved.pop("images")
     wanted = [saved[str(index)] for index in range(len(saved))]
@@ -63,8 +62,7 @@ def differences(given: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor])
 
 
 def dense_journeys(folders: list[str]) -> list[Any]:
-    """Load what lies in each folder, save it, load that: which class it is, whether the weights are what lies there,
-    bit for bit, and how far both answer from what is wanted."""
+    """Load each folder, save it, load that: the class, whether its weights are the same, and how far both answer."""
     found = []
     for folder in folders:
         names = json.loads(Path(folder, "config.json").read_text())["auto_map"]
@@ -105,10 +103,7 @@ def upload(folders: dict[str, str]) -> None:
 
 
 def tensor_parallel(rank: int, meeting: str, folders: list[str]) -> dict[str, Any]:
-    """One of two processes that share every layer of a folder's model: how far its share is from one process's.
-
-    Of each folder: the largest difference of the logits, of a gradient (with its name), and how many are shared out.
-    """
+    """One of two processes that share every layer: how far its logits and gradients are from one process's."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     found = {}

@@ -1,9 +1,4 @@
-"""The files that travel with every checkpoint use nothing that the next release of a library may take away.
-
-A model that was shared today is run by the torch and transformers of next year, from copies of these files. So they
-import from documented modules only, name what is there, and leave underscored names alone but for those that
-transformers documents for authors of models.
-"""
+"""The files that travel with every checkpoint use nothing that the next release of a library may take away."""
 
 import ast
 import pkgutil

@@ -102,9 +102,7 @@ def logits_by(auto_class: str, folder: Path, images: torch.Tensor) -> torch.Tens
 def test_every_class_of_every_family(
     vendored: bool, write: Write, stranger: Client, xet_client: Client, tmp_path: Path
 ) -> None:
-    """Registered, it answers for its Auto class, and again from what is saved of that; the family's other classes
-    stay. AutoBackbone with the package is left out: it reads no folders. Without, one other family stands for
-    all, as every module is imported anew."""
+    """It answers for its Auto class, and again from what is saved of that; the family's other classes stay."""
     cases, wanted = [], []
     for family in (FAMILIES | OTHERS).values():
         few = {"plain": [*family.classes], "mixer": ["classification"]}.get(family.name, [])

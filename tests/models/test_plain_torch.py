@@ -1,7 +1,4 @@
-"""A model as loaded is plain torch: what transforms modules by torch's public functions works on it.
-
-transformers' own ViT goes through every check beside the three families, as an independent reference of the idiom.
-"""
+"""What transforms modules by torch's public functions works on a model as loaded, as on transformers' own ViT."""
 
 import copy
 from collections.abc import Callable
@@ -147,12 +144,7 @@ def test_dynamic_quantisation_reaches_the_blocks(build: Build, images: torch.Ten
 # Upstream: peft asks for a name that transformers renames.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_lora_on_convolutions(build: Build, images: torch.Tensor):
-    """It starts from the same outputs, trains, and merges.
-
-    Beside a standardised kernel std(W) LoRA's product BA is a plain convolution with the same padding and stride:
-    std(W) * x + s BA * x. Merging adds it to what is stored, which is standardised anew: std(W + s BA) * x. So merged
-    outputs are those of another function; of a plain convolution they are the same.
-    """
+    """It starts from the same outputs, trains, and merges; a standardised kernel becomes std(W + s BA)."""
     from peft import LoraConfig, get_peft_model
 
     base = build(0)

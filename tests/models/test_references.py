@@ -213,27 +213,6 @@ def test_timms_options(options: dict[str, Any], fields: dict[str, Any]):
     assert_equal(given.pooler_output, theirs.forward_head(tokens))
 
 
-def test_a_register_takes_its_position_along():
-    """timm gives registers positions too; a register and its row are one constant, so that the sum is a register."""
-    theirs = of_timm(**GAP, reg_tokens=2, fc_norm=False)
-    tokens = theirs.forward_features(images_of())
-    theirs.reg_token.data += theirs.pos_embed.data[:, :2]
-    theirs.pos_embed.data = theirs.pos_embed.data[:, 2:]
-    model = ours_like(**SIZES, pooling="gap", num_register_tokens=2)
-    load(model, theirs)
-    assert_equal(model(images_of()).last_hidden_state, tokens)
-
-
-def test_a_class_token_that_no_pooling_reads_is_a_register():
-    """timm's map pooling leaves a class token out."""
-    theirs = of_timm(global_pool="map", no_embed_class=True)
-    model = ours_like(**SIZES, pooling="map", num_register_tokens=1)
-    wanted = theirs.forward_head(theirs.forward_features(images_of()))
-    theirs.reg_token, theirs.cls_token = theirs.cls_token, None
-    load(model, theirs)
-    assert_equal(model(images_of()).pooler_output, wanted)
-
-
 def test_registers_begin_next_to_zero_each_its_own_way():
     """Equal ones would stay equal for ever: nothing tells them apart."""
     for head in PLAIN.classes.values():
@@ -271,12 +250,6 @@ def test_causal_tokens_see_only_what_stands_before():
     assert (difference[8:] > 1e-3).all(), "later patches and both special tokens, which stand last, see it"
     # The class token is read by the head: the first of the last two.
     assert_equal(after.pooler_output, after.last_hidden_state[:, -2])
-
-
-def test_representation_is_tanh_of_a_dense_layer():
-    model = PLAIN.build("model", "representation", dtype=torch.float64)
-    outputs, dense = model(images_of()), model.pooler.dense
-    assert_equal(outputs.pooler_output, torch.tanh(outputs.last_hidden_state[:, 0] @ dense.weight.T + dense.bias))
 
 
 @pytest.mark.parametrize("rate", [0.25, 0.6])

@@ -65,8 +65,7 @@ TRAVELLING = {
 
 
 def test_what_travels(family: Family, head: str, tmp_path: Path):
-    """The same code from every head, today's, with every class of the family, and no more: a ResNet takes no attention
-    of a ViT along. A folder with a stale copy of the code, loaded with the package and saved again, has today's."""
+    """The same code from every head, with every class of the family and no more; a stale copy becomes today's."""
     family.build(head).save_pretrained(tmp_path / "old")
     for file in (tmp_path / "old").glob("*.py"):
         file.write_text("raise RuntimeError('old code')\n")

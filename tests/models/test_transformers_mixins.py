@@ -1,7 +1,4 @@
-"""transformers' own tests of a model and of a backbone, over every family.
-
-They came with its source distribution (see tests/transformers_mixins.py).
-"""
+"""transformers' own tests of a model and of a backbone (tests/transformers_mixins.py)."""
 
 import contextlib
 import unittest

@@ -143,10 +143,7 @@ def test_count_is_timms():
 
 
 def vit5(layers: int, width: int, heads: int, mlp: int, cells: int, patch: int, labels: int) -> int:
-    """ViT-5's code: no biases of query, key and value, norms of one weight, norms of a head, LayerScales, 4 registers.
-
-    The norms of query and key are shared by a block's heads.
-    """
+    """ViT-5's code: no biases of q, k and v, norms of one weight, of a head too, LayerScales, 4 registers."""
     per_block = 2 * width + 4 * width**2 + width + 2 * (width // heads) + 2 * width * mlp + mlp + width + 2 * width
     outside = 3 * patch**2 * width + width + (1 + 4 + cells) * width + width
     return layers * per_block + outside + labels * (width + 1)

@@ -73,8 +73,7 @@ def journey(
 
 
 def test_from_a_folder(saved: Path, stranger: Client, tmp_path: Path) -> None:
-    """Loads by trust_remote_code alone, gives the same bits, and what it saves loads as every Auto class of the family;
-    and with the package again."""
+    """The same bits by trust_remote_code alone; what it saves loads as every Auto class, with the package, too."""
     rows = [journey(case, str(saved / "-".join(case)), saved, tmp_path) for case in CASES]
     found = stranger.run("models.jobs:journeys", cases=[arguments for arguments, _ in rows])
     assert dict(zip(CASES, found, strict=True)) == {case: wanted for case, (_, wanted) in zip(CASES, rows, strict=True)}

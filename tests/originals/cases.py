@@ -1,7 +1,4 @@
-"""A good small checkpoint of every origin, the formats it comes in, and what it becomes.
-
-Every format of a file is a line of `FORMATS`, every origin a line of `CASES`.
-"""
+"""A good small checkpoint of every origin (`CASES`), the formats it comes in (`FORMATS`), and what it becomes."""
 
 import functools
 import io
@@ -389,10 +386,6 @@ def _vit_hybrid(folder: Path) -> str:
 def _timm(folder: Path) -> str:
     sizes = {"img_size": 12, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
     return str(save_timm(of_timm(num_classes=3), folder, label_names=list(LABELS), model_args=sizes))
-
-
-def _timm_hybrid(folder: Path) -> str:
-    return str(save_timm(hybrid_of_timm(num_classes=3), folder, label_names=list(LABELS)))
 
 
 def _timm_file(folder: Path) -> str:

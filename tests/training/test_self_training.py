@@ -1,5 +1,4 @@
-"""Learning from images that a teacher labels: the formulas by hand, the meta gradient through the student's step, what
-is drawn beside what, exact resuming, and what is refused before any work."""
+"""Learning from images that a teacher labels: formulas, meta gradient and steps by hand, resuming, refusals."""
 
 import copy
 import json
