@@ -93,6 +93,7 @@ class ClassificationMetrics(evaluate.Metric):
         if not self.count:
             raise ValueError("no image was added yet; call add_batch before the results are read")
         result = self._result()
+        self.reset()
         return result
 
     def __len__(self) -> int:
