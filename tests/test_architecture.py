@@ -39,7 +39,7 @@ RANKS = {
 }
 LONGEST_FILE, LONGEST_FUNCTION = 1000, 100
 # What the tests reach inside the package instead of its public names. These numbers may only fall.
-MOST_INNER_MODULES, MOST_PATCHED_NAMES = 126, 79  # the goal is 40 and 60
+MOST_INNER_MODULES, MOST_PATCHED_NAMES = 124, 73  # the goal is 40 and 60
 
 
 def room_of(module: str) -> str:

@@ -17,7 +17,6 @@ from hf_vit.data.load import load_unlabeled
 from hf_vit.evaluation import predict
 from hf_vit.evaluation.prediction import list_image_files, predict_images, write_dense_predictions
 from hf_vit.loading.model import load_model
-from hf_vit.repositories.stores import StoreError
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ def test_a_failing_store_is_no_corrupt_image(folder, stored, monkeypatch):
     )
     said = r"cat/003.png cannot be read \(reset by https://bucket.example/cat\)"
     for load in (load_data, load_unlabeled):
-        with pytest.raises(StoreError, match=said) as raised:
+        with pytest.raises(UserError, match=said) as raised:
             load(address, skip_bad_images=True)
         assert "SECRET" not in str(raised.value)
 
@@ -255,5 +254,5 @@ def test_a_failing_store_is_no_image_to_pass_over(model, folder, stored, monkeyp
 
     monkeypatch.setattr(MemoryFileSystem, "_open", refuse)
     monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
-    with pytest.raises(StoreError, match=r"cat/000.png cannot be read \(Forbidden\); check the path, your permissions"):
+    with pytest.raises(UserError, match=r"cat/000.png cannot be read \(Forbidden\); check the path, your permissions"):
         predict_images(load_model(model), files, skip_bad_images=True)

@@ -1,5 +1,6 @@
 """Segmentation and detection: metrics against other computations, answers in the image's coordinates, tiles."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -160,7 +161,8 @@ def test_what_gives_nothing_to_judge_by_is_refused(monkeypatch):
             each.values(["one", "other"])
     meter.update(answer, objects([[0, 0, 9, 9]], [0]))
     assert meter.values(["one"])["ap"] == pytest.approx(1.0)
-    monkeypatch.setattr("hf_vit.evaluation.protocols.dense.find_spec", lambda name: None)
+    for package in ("torchmetrics", "pycocotools"):
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=r"and pycocotools; install them with pip install 'hf-vit\[dense"):
         SegmentationMeter(2)
 

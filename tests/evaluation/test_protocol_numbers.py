@@ -20,7 +20,7 @@ from transformers import ResNetConfig, ResNetForImageClassification, ViTImagePro
 
 from hf_vit.data import eval_transform
 from hf_vit.errors import UserError
-from hf_vit.evaluation import evaluate_protocol
+from hf_vit.evaluation import PROTOCOLS, evaluate_protocol
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums, calibration, fit_temperature
 from hf_vit.evaluation.protocols.probes import FewShotRegression, draw_shots, few_shot, linear_probe, nearest_neighbors
 from hf_vit.evaluation.protocols.robustness import (
@@ -39,7 +39,6 @@ from hf_vit.evaluation.protocols.robustness import (
     robustness,
     saliency,
 )
-from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.loading.model import LoadedModel
 from hf_vit.loading.pixels import PixelScale
 
@@ -88,7 +87,7 @@ def test_the_temperature_is_the_best_of_a_grid():
 def test_a_classifier_before_and_after():
     data, model = make_data(validation=60, test=50), make_classifier()
     result = calibration(examine(model, data, batch_size=9))
-    whole = top1(examine(model, data))
+    whole = PROTOCOLS["top1"](examine(model, data))
     assert (result.top1, result.num_images) == (whole.top1, 50)
     assert result.plain.ece == pytest.approx(whole.ece)
     assert result.plain.loss == pytest.approx(whole.loss)
@@ -314,7 +313,7 @@ def test_accuracy_without_patches_equals_a_plain_loop():
     result = patch_drop(examine(model, data, batch_size=8), shares=(0.5, 0, 1), fill="black")
     labels = torch.tensor(data.splits["test"]["label"])
     values = make_processor()(images=list(data.splits["test"]["image"]), return_tensors="pt")["pixel_values"]
-    whole = top1(examine(model, data))
+    whole = PROTOCOLS["top1"](examine(model, data))
     with torch.no_grad():
         black = int(model(torch.full((1, 3, 8, 8), -1.0)).logits.argmax())
         ranks = saliency(model, values, torch.tensor(-1.0), (4, 4)).flatten(1).argsort(dim=1, descending=True)
@@ -554,7 +553,7 @@ def test_accuracy_under_attack_equals_the_closed_form():
 def test_every_family_after_an_ordinary_evaluation(family):
     """Derived tables and kernels that an evaluation without gradients keeps do not stand in the way."""
     subject, data = our_subject(family), make_data(test=12)
-    top1(examine(subject, data))
+    PROTOCOLS["top1"](examine(subject, data))
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
     result = robustness(examine(subject, data), epsilons=(8.0,), steps=2)
     assert result == robustness(examine(subject, data, batch_size=5), epsilons=[8.0], steps=2)
@@ -665,7 +664,7 @@ def test_accuracy_equals_a_plain_loop():
     data, model = make_data(), make_classifier()
     result = corruptions(examine(model, data, batch_size=8, seed=4), kinds=["contrast", "shot_noise"])
     assert list(result.accuracy) == ["shot_noise", "contrast"]
-    whole = top1(examine(model, data))
+    whole = PROTOCOLS["top1"](examine(model, data))
     assert result.clean == whole.top1
     labels = torch.tensor(data.splits["test"]["label"])
     values = make_processor()(images=list(data.splits["test"]["image"]), return_tensors="pt")["pixel_values"]

@@ -26,11 +26,17 @@ from sklearn.metrics import (
 
 from hf_vit.data import ImageData, eval_transform
 from hf_vit.errors import UserError
-from hf_vit.evaluation import WrongImage, evaluate, evaluate_protocol, plot_confusion_matrix, plot_wrong_images
+from hf_vit.evaluation import (
+    PROTOCOLS,
+    WrongImage,
+    evaluate,
+    evaluate_protocol,
+    plot_confusion_matrix,
+    plot_wrong_images,
+)
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.metrics import ClassificationMetrics
 from hf_vit.evaluation.protocols.frame import make_thumbnail
-from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.evaluation.reading import Collate, image_batches
 from hf_vit.loading.model import load_model, match_labels, unique_names
 from hf_vit.results.figures import save_figure
@@ -47,7 +53,7 @@ def measure(model, dataset, label_names=NAMES, prepare=None, max_wrong=64, **opt
     subject = load_model((model, make_processor()))
     subject = subject if prepare is None else replace(subject, prepare=prepare)
     data = ImageData("noise", "0123456789abcdef", {"test": dataset}, list(label_names))
-    return top1(Examination(subject, data, **{"progress": False, **options}), max_wrong=max_wrong)
+    return PROTOCOLS["top1"](Examination(subject, data, **{"progress": False, **options}), max_wrong=max_wrong)
 
 
 def probabilities_of(model, dataset):

@@ -3,6 +3,7 @@
 import copy
 import functools
 import logging
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -280,7 +281,7 @@ def test_what_an_engine_does_not_take(make: Any, options: dict[str, Any], messag
 
 def test_an_engine_that_is_not_installed(monkeypatch):
     """By its name it is refused with the remedy; "auto" takes what there is."""
-    monkeypatch.setattr(runtimes, "find_spec", lambda name: None if name == "openvino" else True)
+    monkeypatch.setitem(sys.modules, "openvino", None)
     model = build()
     with pytest.raises(hf_vit.UserError, match=r'needs openvino; install with pip install "hf-vit\[openvino,export\]"'):
         hf_vit.optimize_for_inference(model, engine="openvino")

@@ -22,7 +22,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from hf_vit import HfViTConfig, UserError
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.results.facts import Facts, append_record, new_record
-from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, input_speed, pretrain
+from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
 from hf_vit.training import run as output_module
 from hf_vit.training.input_speed import InputSpeed, measure_input
 from hf_vit.training.run import describe_resume, is_complete, plot_learning_curve
@@ -276,7 +276,7 @@ def test_a_log_has_a_line_for_every_evaluation(colours, tiny_checkpoint, tmp_pat
 def test_between_evaluations_there_is_a_line_a_minute(monkeypatch, tmp_path):
     """Two steps take 20 s each, of 8 images in two micro-batches; of ten steps the eighth is evaluated."""
     now, lines = [1000.0], []
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
     logged = progress.LoggedProgress(lambda: 0.25, lines.append)
     args = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True)
     state, scheduler = TrainerState(max_steps=10, global_step=1), SimpleNamespace(get_last_lr=lambda: [0.5])
@@ -378,7 +378,7 @@ def test_images_a_second_by_a_clock_that_input_and_model_move(
 
         monkeypatch.setattr(owner, name, moved)
 
-    monkeypatch.setattr(input_speed, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("time.perf_counter", lambda: now)
     takes(TrainTransform, "finish", a_batch)  # once for every batch of four
     takes(torch.optim.AdamW, "step", a_step)
     found = measure_input(tiny_config(), str(make_colours(tmp_path / "colours", 22)), options=MEASURED, seconds=9.0)
