@@ -1,6 +1,5 @@
 """`hf-vit finetune`."""
 
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,15 +179,16 @@ def print_result(result: "FinetuneResult") -> None:
         *make_time_rows(cost_summary(result.folder, device_flops=measure_rate(device), devices=devices)),
     ]
     if result.trials:
-        header = ("learning rate", "accuracy", "loss (nats)", "")
-        title = "learning rates, validation split"
-        print_table(map(_sweep_row, result.trials, repeat(result.recipe.learning_rate)), *header, title=title)
+        name = "tune" if "tune" in result.trials[0] else "learning_rate"
+        header = (name.replace("_", " "), "accuracy", "loss (nats)", "")
+        best = getattr(result.recipe, name)
+        title = f"{'trials of --tune auto' if name == 'tune' else 'learning rates'}, validation split"
+        print_table([_trial_row(trial, trial[name], best) for trial in result.trials], *header, title=title)
     print_table(rows, title="test split (evaluated once)")
     print_safely(f"saved in {result.folder}: model, processor, facts.json, README.md")
 
 
-def _sweep_row(trial: "Mapping[str, Any]", best_rate: float) -> list[str]:
-    """Return a row of the learning rate sweep; `best_rate` is the learning rate that was chosen."""
-    rate = trial["learning_rate"]
+def _trial_row(trial: "Mapping[str, Any]", value: float | str, best: float | str) -> list[str]:
+    """Return a row of the trials: the value that was tried, its results, and whether it was chosen."""
     scores = ("diverged", "-") if trial["score"] is None else (f"{trial['accuracy']:.2%}", f"{trial['loss']:.4f}")
-    return [f"{rate:g}", *scores, "best" if rate == best_rate else ""]
+    return [value if isinstance(value, str) else f"{value:g}", *scores, "best" if value == best else ""]

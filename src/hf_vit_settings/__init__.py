@@ -244,8 +244,10 @@ class Recipe:
         None, "Drop path (stochastic depth) rate. Default: the model's.", at_least=0, below=1
     )
     architecture: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    tune: Literal["all", "head", "lora"] = setting(
-        "all", "Weights to train: all, head, or lora (arXiv 2106.09685; extra peft)."
+    tune: Literal["all", "head", "lora", "auto"] = setting(
+        "all",
+        "Weights to train: all, head, lora (arXiv 2106.09685; extra peft), or auto, which tries the three for 30% of "
+        "the steps and takes the best on the validation split.",
     )
     lora_rank: int = _weights(8, "With --tune lora: rank of the updates of query and value projections.", above=0)
     lora_alpha: float = _weights(16.0, "With --tune lora: updates are scaled by alpha / rank.", above=0)

@@ -13,6 +13,7 @@ from hf_vit.evaluation import PROTOCOLS
 from hf_vit.loading.folders import list_checkpoints
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
+from hf_vit.training.api import choose_tuning
 from hf_vit.training.run import is_complete, last_complete, read_state
 
 # Everything that draws random numbers is on; 48 images in batches of 8 are 6 steps an epoch, a checkpoint every 4.
@@ -317,3 +318,73 @@ def test_a_sweep_by_command(command, tiny_checkpoint, colours, tmp_path):
     assert code == 1
     assert "has no learning rates for --lr-sweep" in err
     assert not (tmp_path / "no").exists()
+
+
+def test_tune_auto_trains_the_best_of_short_trials_and_goes_on_after_a_kill(tiny_checkpoint, colours, tmp_path):
+    """Every trial is the run that its settings make alone, and so is the training of the best one."""
+    settings = dict(steps=20, evaluations=2, batch_size=16, warmup=10.0, learning_rate=3e-3)
+
+    def run(name, **changes):
+        return finetune(str(tiny_checkpoint), str(colours), tmp_path / name, **settings | changes)
+
+    told = []
+    done = run("auto", tune="auto", keep_checkpoints=True, report=told.append)
+    alone = {
+        tune: run(tune, tune=tune, steps=6, evaluations=1, warmup=3.0).validation for tune in ("head", "lora", "all")
+    }
+    assert {trial["tune"]: {name: trial[name] for name in ("accuracy", "loss")} for trial in done.trials} == alone
+    best = max(alone, key=lambda tune: (alone[tune]["accuracy"], -alone[tune]["loss"]))
+    assert done.recipe.tune == best == "all"
+    assert same_weights(done.folder, run("best", tune=best).folder)
+    (reason,) = [line.partition(": ")[2] for line in told if line.startswith("--tune auto chooses all: ")]
+    facts = Facts.load(done.folder).filter_kind("training")[-1].values
+    assert (facts["tune_reason"], facts["recipe"]["tune"], facts["tune_trials"]) == (reason, best, done.trials)
+
+    again = tmp_path / "again"
+    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+    shutil.rmtree(again / "checkpoints" / "chosen" / "checkpoints" / "checkpoint-20")
+    shutil.rmtree(again / "checkpoints" / "tune-lora")
+    with pytest.raises(UserError, match="was started with --tune auto"):
+        run("again", resume=True, lr_sweep=RATES)
+    result = run("again", tune="auto", resume=True)
+    assert same_weights(result.folder, done.folder)
+    assert [{**trial, "seconds": None} for trial in result.trials] == [
+        {**trial, "seconds": None} for trial in done.trials
+    ]
+    finished = run("again", tune="auto", resume=True)
+    assert (finished.recipe.tune, finished.trials) == (best, result.trials)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(steps=3), "tries each choice for 30% of the steps, but the training has only 3"),
+        (dict(lr_sweep=True), "give only one of them"),
+        (dict(cache_features=True), "needs a frozen backbone, which --tune auto trains"),
+        (dict(task="segmentation"), r"--tune \(auto\) does not work for segmentation"),
+    ],
+    ids=str,
+)
+def test_tune_auto_refuses_what_cannot_work(settings, message, tiny_checkpoint, tiny_config, colours, tmp_path):
+    with pytest.raises(UserError, match=message):
+        finetune(str(tiny_checkpoint), str(colours), tmp_path / "no", tune="auto", **settings)
+    with pytest.raises(UserError, match=r"needs a pretrained model, but all weights of .* are new"):
+        finetune(tiny_config(), "no-such-data", tmp_path / "no", tune="auto")
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "losses", "images", "best"),
+    [
+        ((0.50, 0.60, 0.55), (0.1, 0.9, 0.2), 10_000, "lora"),  # no chance: 0.7 points are one standard error
+        ((0.50, 0.60, 0.55), (0.9, 0.8, 0.2), 100, "all"),  # a standard error of 7 points, so that head is not close
+        ((0.50, 0.60, 0.55), (0.1, 0.8, 0.2), 10, "head"),
+        ((None, 0.60, 0.55), (None, 0.8, 0.2), 10, "all"),
+        ((0.50, 0.60, 0.55), (0.1, 0.9, 0.2), None, "lora"),  # a stream of unknown length
+    ],
+)
+def test_an_accuracy_counts_beyond_chance(accuracies, losses, images, best):
+    rows = zip(("head", "lora", "all"), accuracies, losses, strict=True)
+    names = ("tune", "accuracy", "loss", "score", "images")
+    trials = [dict(zip(names, (*row, row[1], images), strict=True)) for row in rows]
+    assert choose_tuning(trials)[0] == best

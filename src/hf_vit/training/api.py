@@ -1,5 +1,6 @@
 """`finetune` on labels, masks or boxes, with an optional learning-rate sweep, and `pretrain` without labels."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,11 +12,11 @@ from hf_vit.evaluation.runners import open_runner
 from hf_vit.hub.card import refresh_card
 from hf_vit.loading.start import find_dense_head
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
-from hf_vit.training.plan import Job, Run, Start, use_bf16
+from hf_vit.training.plan import Job, Run, Start, total_steps, use_bf16
 from hf_vit.training.processes import is_main, report_on_main, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.run import ReportLine, get_seconds, read_run, run_job, train_once, write_run
-from hf_vit.training.tasks.classification import Classification
+from hf_vit.training.tasks.classification import Classification, ClassifierTask
 from hf_vit.training.tasks.distillation import Distillation, DistillationOptions
 from hf_vit.training.tasks.momentum_contrast import Contrast, ContrastiveOptions
 from hf_vit.training.tasks.patch_prediction import NextPatch, PatchPrediction, RandomMasking
@@ -24,10 +25,16 @@ from hf_vit.training.tasks.self_training import SelfTrainingOptions
 from hf_vit.training.tasks.task import FinetuneResult, PretrainResult, Task, find_best_evaluation
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sharing import share_finished
+from hf_vit.training.trainer.weights import LoraAdapter
 from hf_vit_settings import RUN_FIELDS, FinetuneOptions
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.ray_runner import RayRunner
+
+# Share of the steps that each trial of --tune auto takes. A step costs one unit if only the head is trained, about two
+# with LoRA and three with all weights, so that trials and training together cost at most 0.3 * (1 + 2 + 3) + 1 = 2.8
+# times a training of the head alone, and less for the others.
+_TRIAL_SHARE = 0.3
 
 
 def finetune(
@@ -68,7 +75,8 @@ def finetune(
         distillation: a teacher, and the kind of distillation.
         self_training: a teacher, and the images that it labels.
         lr_sweep: True tries every learning rate of the recipe's grid, a sequence tries its rates. The run with the best
-            validation score is kept, and only that one is evaluated on the test split.
+            validation score is kept, and only that one is evaluated on the test split. (`tune="auto"` of the recipe
+            tries head, LoRA and all weights likewise, but for a share of the steps.)
         runner: "ray" trains the learning rates of a sweep together, each on a GPU or with as many cores as here. All
             machines need model, data and output under the same names.
         address: HOST:PORT of a Ray cluster; by default Ray is started on this machine.
@@ -91,6 +99,8 @@ def finetune(
             "--runner ray runs the trials of --lr-sweep and does not work under torchrun; add --lr-sweep and "
             "start without torchrun, or leave --runner out"
         )
+    if lr_sweep is not False and job.recipe.tune == "auto":
+        raise UserError("--lr-sweep and --tune auto each try several trainings; give only one of them")
     if lr_sweep is not False and task != "classification":
         raise UserError(f"--lr-sweep compares validation accuracies, but {task} has no accuracy; leave --lr-sweep out")
     rates = None if lr_sweep is False else _check_rates(job.recipe, lr_sweep)
@@ -101,7 +111,7 @@ def finetune(
     else:
         training_task = Classification() if distillation is None else Distillation(distillation, options.device)
     with open_runner(runner, address, options.device) as ray:
-        train = train_once if rates is None else partial(_sweep, rates, ray)
+        train = partial(_sweep, rates, ray) if rates else _tune if job.recipe.tune == "auto" else train_once
         result: FinetuneResult = run_job(training_task, job, report_line, train)
     if options.push is None or not is_main():
         return result
@@ -241,15 +251,7 @@ def _sweep(
     """
     if start.data.multi_label:
         raise UserError("--lr-sweep compares validation accuracies, which multi-label data lacks; leave --lr-sweep out")
-    settings, old_settings = {"sweep_rates": list(rates)}, read_run(job.work)
-    if old_settings is not None and old_settings != settings:
-        old_rates = ",".join(f"{rate:g}" for rate in old_settings.get("sweep_rates", [])) or "none"
-        raise UserError(
-            f"the sweep in {job.output} was started with the learning rates {old_rates}; resume it with these "
-            "rates, or choose another --output"
-        )
-    if old_settings is None and is_main():
-        write_run(job.work, settings)
+    _record_trials(job, {"sweep_rates": list(rates)})
     recipes = [job.recipe.override(learning_rate=rate) for rate in rates]
     jobs = [replace(job, output=job.work / f"rate-{recipe.learning_rate:g}", recipe=recipe) for recipe in recipes]
     trials: dict[int, dict[str, Any]] = {}
@@ -268,6 +270,86 @@ def _sweep(
     report_line(f"loading the best trial (learning rate {best.recipe.learning_rate:g})")
     run, trainer = train_once(task, replace(best, options=replace(job.options, resume=True)), start, report_line)
     return replace(run, output=job.output, trials=[trials[number] for number in sorted(trials)]), trainer
+
+
+def _record_trials(job: Job, settings: dict[str, Any]) -> None:
+    """Record which trials a run consists of, or raise UserError if it is resumed with others."""
+    old_settings = read_run(job.work)
+    if old_settings is None and is_main():
+        write_run(job.work, settings)
+    if old_settings is None or old_settings == settings:
+        return
+    old_rates = ",".join(f"{rate:g}" for rate in old_settings.get("sweep_rates", []))
+    old_start = f"the learning rates {old_rates}" if old_rates else f"--tune {old_settings.get('tune')}"
+    raise UserError(
+        f"the run in {job.output} was started with {old_start}; resume it with the same, or choose another --output"
+    )
+
+
+def _tune(task: Task[Any], job: Job, start: Start, report_line: ReportLine) -> tuple[Run, HfViTTrainer]:
+    """Try head, LoRA and all weights for a share of the steps, then train with the best one by validation.
+
+    Trials and training are separate runs in OUTPUT/checkpoints, so that a killed one can be resumed.
+    """
+    steps = total_steps(job.recipe, start.data.num_examples("train"))
+    trial_steps = int(_TRIAL_SHARE * steps)
+    if not trial_steps:
+        raise UserError(
+            f"--tune auto tries each choice for {_TRIAL_SHARE:.0%} of the steps, but the training has only {steps}; "
+            "train longer (--epochs), or give --tune head, lora or all"
+        )
+    lengths = {name: getattr(job.recipe, name) for name in ("warmup", "cooldown")}  # in steps, if not below 1
+    lengths = {name: value if value < 1 else max(1, round(_TRIAL_SHARE * value)) for name, value in lengths.items()}
+    short = job.recipe.override(steps=trial_steps, evaluations=1, **lengths)
+    recipes = {name: short.override(tune=name) for name in ("head", "all")}
+    try:
+        lora = short.override(tune="lora")
+        LoraAdapter(cast(Any, task.build(start, short)[0]))
+        recipes = {"head": recipes["head"], "lora": lora, "all": recipes["all"]}
+    except UserError as error:
+        report_line(f"note: --tune auto tries no LoRA: {error}")
+    _record_trials(job, {"tune": f"auto, of {', '.join(recipes)}"})
+    trials: list[dict[str, Any]] = []
+    for name, recipe in recipes.items():
+        report_line(f"trying --tune {name} for {trial_steps:,} of {steps:,} steps")
+        trial = replace(job, output=job.work / f"tune-{name}", recipe=recipe, keeps_evaluations=True)
+        trials.append({"tune": name, **_run_trial(trial, task, start, report_line)})
+    choice, reason = choose_tuning(trials)
+    report_line(f"--tune auto chooses {choice}: {reason}")
+    best = replace(job, output=job.work / "chosen", recipe=job.recipe.override(tune=choice))
+    run, trainer = train_once(task, best, start, report_line)
+    return replace(run, output=job.output, trials=trials, reason=reason), trainer
+
+
+def choose_tuning(trials: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return which weights to train, and the reason.
+
+    The validation score decides. Of accuracies that differ by less than one standard error of their difference from the
+    highest one, which is noise on few images, the smaller loss does.
+    """
+    finished = [trial for trial in trials if trial["score"] is not None]
+    if not finished:
+        raise UserError("the loss became NaN or infinite in every trial of --tune auto; give a smaller --learning-rate")
+    best = max(finished, key=lambda trial: trial["score"])
+    metric = next(name for name in ClassifierTask.metrics if name in best)
+    scores = [f"{trial['tune']} {trial[metric]:.2%}" for trial in finished]
+    scores += [f"{trial['tune']} diverged" for trial in trials if trial not in finished]
+    reason = f"validation {metric.replace('_', ' ')} {', '.join(scores)}"
+    if metric != "accuracy" or best["images"] is None:
+        return best["tune"], reason
+
+    def is_close(trial: Mapping[str, Any]) -> bool:
+        variance = sum(value * (1 - value) for value in (best[metric], trial[metric])) / best["images"]
+        return best[metric] - trial[metric] <= math.sqrt(variance)
+
+    close = list(filter(is_close, finished))
+    if len(close) == 1:
+        return best["tune"], reason
+    losses = ", ".join(f"{trial['tune']} {trial['loss']:.4f}" for trial in close)
+    noise = (
+        f"differences of {' and '.join(trial['tune'] for trial in close)} may be chance on {best['images']:,} images"
+    )
+    return min(close, key=lambda trial: trial["loss"])["tune"], f"{reason}; {noise}, so the loss decides: {losses}"
 
 
 def _run_trials(
@@ -293,12 +375,14 @@ def _ignore(line: str) -> None:
 
 def _run_trial(job: Job, task: Task[Any], start: Start, report_line: ReportLine) -> dict[str, Any]:
     """Train a job and return its validation results, which are None if the loss diverged."""
-    names = ("accuracy", "loss", "score", "best_step", "seconds")
-    trial: dict[str, Any] = {"learning_rate": job.recipe.learning_rate, **dict.fromkeys(names)}
+    metrics = ("mean_average_precision" if start.data.multi_label else "accuracy", "loss", "score")
+    trial: dict[str, Any] = {"learning_rate": job.recipe.learning_rate}
+    trial |= dict.fromkeys((*metrics, "best_step", "images", "seconds"))
     try:
         _, trainer = train_once(task, job, start, report_line)
     except DivergedError:
         return trial
-    best = find_best_evaluation(trainer.state)
-    trial |= {name: best[f"eval_{name}"] for name in ("accuracy", "loss", "score")}
-    return trial | {"best_step": int(best["step"]), "seconds": round(get_seconds(trainer), 2)}
+    best, images = find_best_evaluation(trainer.state), cast(Any, trainer.eval_dataset)
+    trial |= {name: best[f"eval_{name}"] for name in metrics}
+    trial |= {"best_step": int(best["step"]), "images": len(images) if hasattr(images, "__len__") else None}
+    return trial | {"seconds": round(get_seconds(trainer), 2)}

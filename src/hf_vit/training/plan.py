@@ -87,7 +87,8 @@ class Run(Job, Start):
         micro_batch_size: images per forward pass of one process.
         bf16: compute in bfloat16.
         checkpoint: the checkpoint to resume from, or None.
-        trials: results of all trials of a sweep, of which this run is the best.
+        trials: results of all trials of a sweep, of which this run is the best, or of `--tune auto`.
+        reason: of `--tune auto`, why these weights are trained.
     """
 
     model: nn.Module
@@ -98,6 +99,7 @@ class Run(Job, Start):
     bf16: bool
     checkpoint: Path | None
     trials: Sequence[Mapping[str, Any]] = ()
+    reason: str = ""
 
     @property
     def config(self) -> HfViTBaseConfig:

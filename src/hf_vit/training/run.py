@@ -230,6 +230,11 @@ def check_output(output: Path, resume: bool) -> None:
 def open_start(job: Job, report: ReportLine, *, multi_label: bool = False, target: Target = "label") -> Start:
     """Find the model, load all three splits, and check every image unless it is streamed."""
     source = find_model(job.model_name)
+    if job.recipe.tune == "auto" and not source.has_weights:
+        raise UserError(
+            f"--tune auto needs a pretrained model, but all weights of {source.name} are new; give a checkpoint, or "
+            "--tune all"
+        )
     options = job.options
     crop = job.recipe.augmentation.random_crop
     size, notes = choose_image_size(source, options.image_size, job.recipe.image_size)

@@ -420,7 +420,8 @@ class HeadTask(MeasuredTask):
     def check(self, recipe: Recipe) -> None:
         """Raise a UserError for settings of the recipe that only work for classification."""
         require_metrics()
-        adapter = {"tune": "lora"} if recipe.tune == "lora" else {}  # heads have queries and values of their own
+        # Heads have queries and values of their own, which LoRA would find.
+        adapter = {"tune": recipe.tune} if recipe.tune in ("lora", "auto") else {}
         for name, value in (find_active_settings(recipe, _LABEL_SETTINGS) | adapter).items():
             flag = f"--{name.replace('_', '-')}"
             raise UserError(

@@ -50,6 +50,9 @@ _CLASSIFIER_SETTINGS = (
 )
 
 
+_TRIALS = ("learning_rate_sweep", "tune_trials")  # names in the record, of a sweep and of --tune auto
+
+
 def find_active_settings(recipe: Recipe, names: Sequence[str] = _CLASSIFIER_SETTINGS) -> dict[str, Any]:
     """Return the named settings of a recipe that differ from their defaults."""
     defaults: dict[str, Any] = {field.name: field.default for field in (*fields(Recipe), *fields(AugmentationConfig))}
@@ -160,7 +163,8 @@ class Task(ABC, Generic[Result]):
             "folder": folder,
             "model": self.auto_class.from_pretrained(folder).eval(),
             "processor": AutoImageProcessor.from_pretrained(folder),
-            "recipe": recipe.override(learning_rate=values["recipe"]["learning_rate"]),  # a sweep may have chosen it
+            # A sweep may have chosen them.
+            "recipe": recipe.override(**{name: values["recipe"].get(name) for name in ("learning_rate", "tune")}),
             "steps": values["steps"],
             "seconds": records[last].seconds or 0.0,
             "history": [],
@@ -248,7 +252,7 @@ class FinetuneResult(TrainingResult):
         test: the single measurement on the test split; without pictures and matrix if the run had already finished.
         chance: the highest accuracy on the validation split that chance explains (see `compute_chance_accuracy`).
         best_step: the optimizer step after which the best checkpoint was written.
-        trials: every learning rate of a sweep with its results on the validation split.
+        trials: every learning rate of a sweep, or choice of `--tune auto`, with its results on the validation split.
         pushed: the result of sharing on the Hub, if that was requested.
     """
 
@@ -308,7 +312,8 @@ class MeasuredTask(Task[FinetuneResult]):
     def values(self, run: Run, result: FinetuneResult, shared: dict[str, Any]) -> dict[str, Any]:
         return {
             **shared,
-            **({"learning_rate_sweep": [dict(trial) for trial in run.trials]} if run.trials else {}),
+            **({_TRIALS[bool(run.reason)]: [dict(trial) for trial in run.trials]} if run.trials else {}),
+            **({"tune_reason": run.reason} if run.reason else {}),
             **run.task,
             "best_step": result.best_step,
             **{f"validation_{name}": value for name, value in result.validation.items()},
@@ -330,7 +335,7 @@ class MeasuredTask(Task[FinetuneResult]):
             test=self.restore_test(evaluation, shared["model"]),
             best_step=values["best_step"],
             chance=values.get("chance_accuracy", 0.0),
-            trials=values.get("learning_rate_sweep", ()),
+            trials=next((values[name] for name in _TRIALS if name in values), ()),
         )
 
 
