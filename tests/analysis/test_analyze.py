@@ -106,6 +106,11 @@ def test_a_place_of_a_rollout_covers_its_patch():
     assert [label.get_text() for label in scale.get_xticklabels()] == ["0", "5.0%"]
     assert below.images[1].get_extent() == [-0.5, 63.5, 79.5, -0.5]
     assert (below.get_xlim(), below.get_ylim()) == ((-0.5, 63.5), (71.5, -0.5))
+    # One patch of 20 gets 90%, as in models without registers: the others are still seen, and the scale says so.
+    shares[0, 2, 1] = 0.9
+    *_, below, scale = draw_overlays(np.zeros((1, 72, 64, 3), np.uint8), shares, (16, 16)).axes
+    assert below.images[1].get_clim() == (0, pytest.approx(0.0925))  # 0.85 / 20 above the other patches
+    assert scale.get_xticklabels()[1].get_text() == "95th percentile, 9.3%, to 90.0%"
 
 
 def test_batches_do_not_change_the_numbers(with_processor):

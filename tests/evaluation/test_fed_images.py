@@ -393,4 +393,8 @@ REPAID += [(None, True, "openvino"), (None, False, "torch"), (10**6, False, "tor
 @pytest.mark.parametrize(("images", "is_large", "engine"), REPAID)
 def test_what_so_many_images_repay(images, is_large, engine, monkeypatch):
     monkeypatch.setattr(optimizing, "GRAPH_PARAMETERS", 0 if is_large else 10**8)
-    assert select_engine(our_subject("plain"), images) == engine
+    subject = our_subject("plain")
+    assert select_engine(subject, images) == engine
+    subject.processor.size = {"height": 32, "width": 32}  # a graph takes the config's size alone, so it would not run
+    fed_larger = load_model((subject.model, subject.processor))
+    assert select_engine(fed_larger, images) == (engine and "torch")

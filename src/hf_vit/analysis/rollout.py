@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
+_HOT = 3  # times the 95th percentile
+
 
 def rollout_step(rollout: torch.Tensor | None, maps: AttentionMaps, layer: int, identity: float) -> torch.Tensor:
     """Return the rollout [B, N, N] with one more layer: ((1 - identity) * mean over heads + identity * I) @ rolled.
@@ -113,7 +115,9 @@ def draw_overlays(
 
     Args:
         pixels: I images.
-        maps: heat maps; each has its own scale.
+        maps: heat maps; each has its own scale, from 0 to its maximum. Models without registers use some patches as
+            such, which draw so much attention that nothing else would be seen: if the maximum is more than 3 times the
+            95th percentile, the scale ends at that percentile, as the color bar says.
         patch_px: (height, width) in px that a cell covers; the last cells of a hybrid extend beyond the image.
         titles: title of each image.
     """
@@ -127,12 +131,16 @@ def draw_overlays(
             if row:
                 bottom, right = (side * px - 0.5 for side, px in zip(heat_values.shape, patch_px, strict=True))
                 extent = (-0.5, right, bottom, -0.5)
-                style: Any = {"cmap": "inferno", "alpha": 0.6, "interpolation": "bilinear", "vmin": 0}
+                highest, percentile = float(heat_values.max()), float(np.percentile(heat_values, 95))
+                is_clipped = highest > _HOT * percentile > 0
+                top = percentile if is_clipped else highest
+                style: Any = {"cmap": "inferno", "alpha": 0.6, "interpolation": "bilinear", "vmin": 0, "vmax": top}
                 overlay = axes.imshow(heat_values, extent=extent, **style)
                 axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
                 scale = figure.colorbar(overlay, ax=axes, orientation="horizontal", fraction=0.06, pad=0.03)
                 scale.set_label("share of the attention", fontsize=7)
-                scale.set_ticks([0, float(heat_values.max())], labels=["0", f"{heat_values.max():.1%}"], fontsize=7)
+                label = f"95th percentile, {top:.1%}, to {highest:.1%}" if is_clipped else f"{top:.1%}"
+                scale.set_ticks([0, top], labels=["0", label], fontsize=7)
             elif titles:
                 axes.set_title(titles[index], fontsize=8, parse_math=False)
             axes.set_axis_off()

@@ -37,6 +37,8 @@ def select_engine(subject: LoadedModel, num_images: int | None) -> str | None:
     is_small = sum(parameter.numel() for parameter in model.parameters()) < GRAPH_PARAMETERS
     if is_small or (num_images is not None and num_images < GRAPH_FROM):
         return "torch"
+    if subject.input_size != subject.image_size:  # a graph takes the size of the config alone
+        return "torch"
     engine = choose_engine("auto", model, placement, {})
     return "torch" if engine is None else engine.package
 
