@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import struct
+import time
 import zlib
 
 import datasets
@@ -118,6 +119,47 @@ def test_whatever_holds_the_images_they_are_the_same_data(form, tmp_path):
         renamed = {(image, names[NAMES.index(label)]) for image, label in contents(plain, split)}
         assert contents(stream, split) == contents(table, split) == renamed
     assert form != "class label" or table.fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet"])
+def test_unchanged_images_are_not_read_again(kind, tmp_path, monkeypatch):
+    """Changed, new and missing images are noticed; a damaged record is made again; the variable turns it off."""
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache"))
+    now = time.time_ns
+    monkeypatch.setattr("time.time_ns", lambda: now() + 10**10)  # files of the last seconds are not remembered
+    folder = make_folder(tmp_path / "pets", {"cat": 500, "dog": 500})
+    source = folder if kind == "folder" else tmp_path / "train.parquet"
+
+    def write():
+        if kind == "parquet":
+            make_table(folder, names=["cat", "dog"]).to_parquet(source)
+
+    def load(check=True):
+        data = load_data(source, check=check)
+        return data.fingerprint, data.seen, [note for note in data.notes if "earlier check" in note]
+
+    write()
+    first = load(check=False)
+    assert load() == first == (*first[:2], []), "an earlier look at headers alone does not count"
+    (note,) = (again := load())[2]
+    assert again == (*first[:2], [note])
+    assert note.startswith("1,000 of 1,000 images were not read")
+    picture(999_999).save(folder / "cat" / "000.png")
+    picture(999_998).save(folder / "cat" / "new.png")
+    (folder / "dog" / "000.png").unlink()
+    write()
+    changed = load()
+    assert changed[0] != first[0]
+    assert [note[:11] for note in changed[2]] == (["998 of 1,00"] if kind == "folder" else [])
+    monkeypatch.setenv("HF_VIT_CHECK_ALL", "1")
+    assert load() == (*changed[:2], [])
+    monkeypatch.delenv("HF_VIT_CHECK_ALL")
+    for record in (tmp_path / "cache").rglob("*.npz"):
+        record.write_bytes(record.read_bytes()[:-9] + b"123456789")
+    (note,) = (damaged := load())[2]
+    assert damaged == (*changed[:2], [note])
+    assert "is damaged (its content has changed), so all images are checked again" in note
+    assert load()[2][0].startswith("1,000 of 1,000 images")
 
 
 def test_copies_are_told_and_stay_on_one_side(tmp_path):

@@ -34,6 +34,7 @@ _ENDS, _TAIL = {"PNG": b"IEND", "JPEG": b"\xff\xd9", "MPO": b"\xff\xd9"}, 64
 # With fewer images the scan is too short for a progress bar.
 PROGRESS_FROM = 2000
 _SCANNED_AT_ONCE, _PER_THREAD = 1024, 16
+_KEPT_OF_MEAN = 2  # an image of more than so many times the mean that fits is not kept
 _REMEDY = "replace or remove such images, or add --skip-bad-images (skip_bad_images=True) to leave them out"
 Result = TypeVar("Result")
 
@@ -291,6 +292,7 @@ def scan_images(
     *,
     decode: bool = True,
     kept_bytes: int = 0,
+    recall: Callable[[int, Mapping[str, Any], str], ImageScan | None] | None = None,
 ) -> list[ImageScan]:
     """Decode every image of a table once, in threads, and return the scans; show a progress bar if there are many.
 
@@ -301,6 +303,7 @@ def scan_images(
         decode: without it only hash, header and end of PNG and JPEG files are looked at, which finds truncated files
             but not damaged pixels.
         kept_bytes: the scans keep the pixels of all images if these are at most so many bytes.
+        recall: returns an earlier scan of a stored image, given its row, itself and its default name, or None.
     """
     import datasets
 
@@ -314,26 +317,40 @@ def scan_images(
         for start in range(0, total, _SCANNED_AT_ONCE):
             rows = undecoded_table[start : start + _SCANNED_AT_ONCE]["image"]
             parts = [range(first, min(len(rows), first + _PER_THREAD)) for first in range(0, len(rows), _PER_THREAD)]
-            scan_part = partial(_scan_rows, rows, f"{split} image", start, decode, kept_bytes > 0)
+            # The pixels of a few photographs fill the memory before the mean of all images shows that they do not fit.
+            largest = _KEPT_OF_MEAN * kept_bytes // total
+            scan_part = partial(_scan_rows, rows, f"{split} image", start, decode, largest, recall)
             for row, scan in enumerate(chain.from_iterable(pool.map(scan_part, parts)), start=start):
                 scans.append(scan if annotate is None or scan.problem else annotate(row, scan))
             used = sum(map(_count_kept, scans[start:]), used)
-            if used / len(scans) * total > kept_bytes > 0:
+            is_whole = all(scan.pixels is not None or scan.problem for scan in scans[start:])
+            if kept_bytes > 0 and (not is_whole or used / len(scans) * total > kept_bytes):
                 kept_bytes, scans = 0, [replace(scan, pixels=None) for scan in scans]
             bar.advance(task, len(rows))
     return scans
 
 
-def _scan_rows(rows: Sequence[Any], name: str, start: int, decode: bool, keep: bool, part: range) -> list[ImageScan]:
-    """Scan a part of the rows, the first of which is row `start` of its table."""
+def _scan_rows(
+    rows: Sequence[Any],
+    name: str,
+    start: int,
+    decode: bool,
+    kept_bytes: int,
+    recall: Callable[[int, Mapping[str, Any], str], ImageScan | None] | None,
+    part: range,
+) -> list[ImageScan]:
+    """Scan a part of the rows, the first of which is row `start` of its table; keep pixels of at most `kept_bytes`."""
     scans: list[ImageScan] = []
     for index in part:
-        quick = None if decode else _scan_header(rows[index] or {}, f"{name} {start + index}")
-        if quick is not None:
-            scans.append(quick)
-            continue
-        scan, image = open_image(rows[index], f"{name} {start + index}")
-        scans.append(replace(scan, pixels=image.tobytes()) if keep and image is not None else scan)
+        stored, default_name = rows[index] or {}, f"{name} {start + index}"
+        scan = recall(start + index, stored, default_name) if recall else None
+        if scan is None and not decode:
+            scan = _scan_header(stored, default_name)
+        if scan is None:
+            scan, image = open_image(stored, default_name)
+            if image is not None and 3 * image.width * image.height <= kept_bytes:
+                scan = replace(scan, pixels=image.tobytes())
+        scans.append(scan)
     return scans
 
 

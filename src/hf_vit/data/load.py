@@ -27,6 +27,7 @@ from hf_vit.data.reading import (
     open_tables,
     read_labels,
 )
+from hf_vit.data.scan_memory import ScanMemory, note_recalled
 from hf_vit.data.scenes import Scenes
 from hf_vit.data.sources import DataSource, is_builtin, list_unlabeled_images, resolve_source
 from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, missing_splits
@@ -107,9 +108,8 @@ def load_data(
     if goal != "label":
         if streaming:
             raise UserError(f"the {goal} of '{data_source.name}' cannot be read as a stream; leave --streaming out")
-        data = _load_tables(
-            data_source, read_dense(data_source, opened, selection, goal), skip_bad_images, seed, True, False
-        )
+        tables = read_dense(data_source, opened, selection, goal)
+        data = _load_tables(data_source, tables, image_column, skip_bad_images, seed, True, False)
     else:
         raw = read_labels(data_source, opened, selection, streaming=streaming)
         if streaming and is_table:
@@ -119,7 +119,8 @@ def load_data(
             if streaming:
                 data = _stream_tables(data_source, tables, skip_bad_images, seed)
             else:
-                data = _load_tables(data_source, tables, skip_bad_images, seed, check or skip_bad_images, keep)
+                check = check or skip_bad_images
+                data = _load_tables(data_source, tables, image_column, skip_bad_images, seed, check, keep)
     if data.multi_label and not multi_label:
         raise UserError(
             f"'{data.name}' is multi-label, but this needs one class per image; use hf-vit finetune without a "
@@ -232,22 +233,32 @@ def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool
 
 
 def _load_tables(
-    source: DataSource, tables: ImageTables, skip_bad_images: bool, seed: int, check: bool, keep: bool
+    source: DataSource,
+    tables: ImageTables,
+    image_column: str | None,
+    skip_bad_images: bool,
+    seed: int,
+    check: bool,
+    keep: bool,
 ) -> ImageData:
     """Return tables as data: scan every image, leave out bad ones, and cut missing splits."""
     import datasets
 
     scans: dict[str, list[ImageScan]] = {}
     kept_bytes = _KEPT_BYTES if keep else 0
+    memories: list[ScanMemory] = []
     for split, table in tables.images.items():
         annotate = partial(tables.annotate, split) if tables.target != "label" else None
-        scans[split] = scan_images(table, split, annotate, decode=check, kept_bytes=kept_bytes)
+        memories.append(memory := ScanMemory(source, split, image_column, decode=check))
+        scans[split] = scan_images(table, split, annotate, decode=check, kept_bytes=kept_bytes, recall=memory.recall)
+        memory.store(scans[split])
         kept_bytes -= sum(len(scan.pixels or b"") for scan in scans[split])
     rows, bad = keep_good(scans, (1, 1), skip_bad_images)
     good_scans = {split: [scans[split][row] for row in rows[split]] for split in scans}
     tables.conclude(good_scans)
     data = _make_data(source, tables, files=file_states(source, contents=False))
     data.seen, data.skipped = good_scans, list(map(short_name, bad))
+    data.notes += note_recalled(memories, sum(map(len, scans.values())))
     _set_splits(data, {split: tables.select_rows(split, rows[split]) for split in scans}, seed)
     data.notes += note_duplicates(get_tables(data), data.seen, data.label_names)
     peak = max((image.peak for images in data.seen.values() for image in images), default=0)

@@ -1,0 +1,160 @@
+"""Scans of images that have not changed since an earlier command checked them.
+
+    HF_ASSETS_CACHE/hf_vit/scans/<data set and split>.npz
+
+An image is unchanged if its file, or the files of its table, have the same absolute path, size and times as then. Only
+good images of files on this machine are remembered, and only by this user's own commands: nothing comes from the data.
+"""
+
+import hashlib
+import io
+import os
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import PIL
+from huggingface_hub import cached_assets_path
+
+from hf_vit.data.images import ImageScan
+from hf_vit.data.sources import DataSource
+from hf_vit.repositories.stores import is_store_url
+
+OFF = "HF_VIT_CHECK_ALL"
+_VERSION = f"1 {PIL.__version__}"  # of the file's layout, and of what decodes images
+# Fewer images are checked in a moment.
+_LEAST_IMAGES, _LEAST_PIXELS = 2000, 100_000_000
+_SETTLED = 2 * 10**9  # ns; a file that is younger may change again within the same tick of its file system's clock
+_DIGEST = 32  # bytes
+
+
+@final
+class ScanMemory:
+    """The remembered scans of one split.
+
+    Args:
+        source: where the images come from.
+        split: the name of the split.
+        column: the image column of a table, if the user named it.
+        decode: whether this command decodes the images; then scans of headers alone do not count.
+
+    Attributes:
+        count: the number of images that were recalled.
+        note: of one line, if the file was damaged.
+    """
+
+    def __init__(self, source: DataSource, split: str, column: str | None, decode: bool) -> None:
+        paths = [path for name, path in source.named_files() if name.split("/")[0] == split]
+        self.count, self.note, self._decode = 0, "", decode
+        self._is_off = bool(os.environ.get(OFF)) or not paths or is_store_url(paths[0])
+        self._keys: dict[int, bytes] = {}
+        self._start = time.time_ns()
+        self._known: dict[bytes, int] = {}
+        self._columns: dict[str, Any] = {}
+        if self._is_off:
+            return
+        is_table = source.kind in ("parquet", "webdataset", "idx")
+        self._table_state = _describe_files(paths, self._start) if is_table else None
+        if self._table_state and column is not None:
+            self._table_state += f"\n{column}"
+        name = f"{source.kind} {source.name} {os.path.commonpath([path.absolute() for path in paths])} {split}"
+        digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
+        self._path = cached_assets_path("hf_vit", "scans", "data") / f"{digest[:32]}.npz"
+        self._read()
+
+    def _read(self) -> None:
+        try:
+            content = self._path.read_bytes()
+        except OSError:
+            return
+        try:
+            if hashlib.sha256(content[_DIGEST:]).digest() != content[:_DIGEST]:
+                raise ValueError("its content has changed")
+            with np.load(io.BytesIO(content[_DIGEST:]), allow_pickle=False) as arrays:
+                columns = {name: arrays[name] for name in arrays.files}
+            if str(columns["version"]) == _VERSION:
+                rows = np.flatnonzero(columns["decoded"]) if self._decode else np.arange(len(columns["keys"]))
+                self._known = {columns["keys"][row].tobytes(): int(row) for row in rows}
+                self._columns = columns
+        except (ValueError, KeyError, OSError) as error:
+            self.note = (
+                f"the record of earlier checks {self._path} is damaged ({error}), so all images are checked again"
+            )
+
+    def recall(self, row: int, stored_image: Mapping[str, Any], default_name: str) -> ImageScan | None:
+        """Return the scan of an image that has not changed, else None."""
+        if self._is_off:
+            return None
+        path = stored_image.get("path")
+        state = self._table_state
+        if state is not None:
+            state = f"{state}\n{row}"
+        elif path is not None and stored_image.get("bytes") is None:
+            state = _describe_files([Path(path)], self._start)
+        if not state:
+            return None
+        key = self._keys[row] = hashlib.sha256(state.encode(errors="surrogateescape")).digest()
+        if (index := self._known.get(key)) is None:
+            return None
+        height, width, peak, is_turned = self._columns["values"][index].tolist()
+        digest = self._columns["digests"][index].tobytes().hex()
+        return ImageScan(str(path or default_name), digest, height, width, peak=peak, is_turned=bool(is_turned))
+
+    def store(self, scans: Sequence[ImageScan]) -> None:
+        """Remember the good images of the split, and forget all others; a full disk is no error."""
+        self.count = sum(key in self._known for key in self._keys.values())
+        rows = [row for row in self._keys if scans[row].problem is None]
+        is_large = len(rows) >= _LEAST_IMAGES or sum(scan.height * scan.width for scan in scans) >= _LEAST_PIXELS
+        if not is_large or self.count == len(rows) == len(self._columns.get("keys", ())):
+            return
+        decoded = self._columns.get("decoded")
+        keys = [self._keys[row] for row in rows]
+        indices = [self._known.get(key) for key in keys]
+        columns: dict[str, Any] = {
+            "version": _VERSION,
+            "keys": np.frombuffer(b"".join(keys), np.uint8).reshape(-1, _DIGEST),
+            "digests": np.frombuffer(bytes.fromhex("".join(scans[row].digest for row in rows)), np.uint8),
+            "values": [[scan.height, scan.width, scan.peak, scan.is_turned] for scan in map(scans.__getitem__, rows)],
+            "decoded": [self._decode if index is None or decoded is None else decoded[index] for index in indices],
+        }
+        columns["digests"] = columns["digests"].reshape(-1, _DIGEST)
+        file = io.BytesIO()
+        np.savez(file, **columns)
+        content = file.getvalue()
+        temporary = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex}")
+        with suppress(OSError):
+            temporary.write_bytes(hashlib.sha256(content).digest() + content)
+            temporary.replace(self._path)
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def note_recalled(memories: Iterable[ScanMemory], total: int) -> list[str]:
+    """Return what a command says if it did not check all images itself."""
+    memories = list(memories)
+    notes = [memory.note for memory in memories if memory.note]
+    if count := sum(memory.count for memory in memories):
+        notes.append(
+            f"{count:,} of {total:,} images were not read to check them: paths, sizes and times of the files are as in "
+            f"an earlier check ({OFF}=1 checks all)"
+        )
+    return notes
+
+
+def _describe_files(paths: Iterable[Path], now: int) -> str:
+    """Return the paths, sizes and times of files; "" if one is missing or has just been written."""
+    lines: list[str] = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except (OSError, ValueError):
+            return ""
+        if status.st_ctime_ns > now - _SETTLED:
+            return ""
+        # The time of the last change (ctime) is set by every write, also by one that restores the time of the content.
+        lines.append(f"{path.absolute()}\t{status.st_size}\t{status.st_mtime_ns}\t{status.st_ctime_ns}")
+    return "\n".join(lines)
