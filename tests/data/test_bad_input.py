@@ -382,3 +382,25 @@ def test_a_quick_check_sees_what_a_full_one_sees_but_damaged_pixels(tmp_path):
     (folder / "a" / "m.png").write_bytes(middle)
     refuses(folder, "image '.*m.png'")
     assert sum(map(len, load_data(folder, check=False).seen.values())) == 29
+
+
+def test_photographs_are_checked_at_an_eighth_of_their_size_with_the_same_result(tmp_path):
+    """Sizes of large JPEGs that are turned, in CMYK or progressive are as Pillow shows them; half a file is named."""
+    noise = Image.fromarray(np.random.RandomState(0).randint(0, 256, (1203, 901, 3), dtype=np.uint8))
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    kinds = {"cat": (noise, {"exif": tags}), "dog": (noise.convert("CMYK"), {}), "owl": (noise, {"progressive": True})}
+    for label, (image, settings) in kinds.items():
+        for split in ("train", "validation", "test"):
+            (tmp_path / split / label).mkdir(parents=True)
+            image.save(tmp_path / split / label / "a.jpg", quality=95, **settings)
+    upright = (1203, 901, False)
+    scans = load_data(tmp_path).seen["train"]
+    assert [(scan.height, scan.width, scan.is_turned) for scan in scans] == [(901, 1203, True), upright, upright]
+    for label in NAMES:
+        file = tmp_path / "test" / label / "a.jpg"
+        content = file.read_bytes()
+        assert len(content) > 1 << 20
+        file.write_bytes(content[: len(content) // 2])
+        refuses(tmp_path, f"image '.*test/{label}/a.jpg': is damaged|image '.*test/{label}/a.jpg' is damaged")
+        file.write_bytes(content)

@@ -62,7 +62,7 @@ def test_override_changes_only_what_is_given():
         (dict(leaning_rate=1.0), "did you mean learning_rate"), (dict(steps=7, epochs=1), "--epochs or --steps out"),
         (dict(sam_micro_batches=True), "--sam-micro-batches only works with --sam-rho"),
         (dict(tune="lora", average_decay=0.99), "^--average-decay cannot be combined with --tune lora"),
-        (dict(bce_threshold=0.2), "only works with --loss bce"), (dict(tune="heads"), "'all', 'head' or 'lora'"),
+        (dict(bce_threshold=0.2), "only works with --loss bce"), (dict(tune="heads"), "'lora' or 'auto'"),
         (dict(layer_decay=1.5), "less than or equal to 1"), (dict(sam_rho=-1.0), "sam_rho = -1.0"),
         (dict(schedule="linear", min_learning_rate=1e-5), "linear ends at a learning rate of 0"),
         (dict(min_learning_rate=1.0), "min_learning_rate 1 is above the learning rate 0.0003"),

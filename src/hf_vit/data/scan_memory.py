@@ -1,6 +1,6 @@
 """Scans of images that have not changed since an earlier command checked them.
 
-    HF_ASSETS_CACHE/hf_vit/scans/<data set and split>.npz
+    HF_ASSETS_CACHE/hf_vit/scans/data/<data set and split>.npz
 
 An image is unchanged if its file, or the files of its table, have the same absolute path, size and times as then. Only
 good images of files on this machine are remembered, and only by this user's own commands: nothing comes from the data.
@@ -27,7 +27,7 @@ from hf_vit.repositories.stores import is_store_url
 OFF = "HF_VIT_CHECK_ALL"
 _VERSION = f"1 {PIL.__version__}"  # of the file's layout, and of what decodes images
 # Fewer images are checked in a moment.
-_LEAST_IMAGES, _LEAST_PIXELS = 2000, 100_000_000
+_LEAST_IMAGES, _LEAST_PIXELS = 1000, 100_000_000
 _SETTLED = 2 * 10**9  # ns; a file that is younger may change again within the same tick of its file system's clock
 _DIGEST = 32  # bytes
 
