@@ -4,7 +4,7 @@ import gc
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from zygote import SEARCH_PATH, Zygote
@@ -101,5 +101,18 @@ def command(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, 
         with pytest.raises(SystemExit) as ended:
             main([str(word) for word in words])
         return (int(ended.value.code or 0), *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def fails(command: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """Run `hf-vit` with what it refuses before any work: in one line, which is returned and holds these words."""
+
+    def run(words: Iterable[object], *needed: str) -> str:
+        code, out, err = command(*words)
+        assert (code, out, err.count("\n"), err[:8]) == (1, "", 1, "hf-vit: "), err
+        assert [word for word in needed if word not in err] == [], err
+        return err
 
     return run

@@ -386,11 +386,8 @@ def test_a_card_shows_no_pictures_of_earlier_weights(model, pictures, tmp_path, 
         (["--rollout-identity", "1"], "rollout_identity=1.0 is out of range"),
     ],
 )
-def test_mistakes_end_in_one_line(model, pictures, tmp_path, command, more, message):
-    code, _, error = command(*typed(model, pictures, tmp_path, *more))
-    assert code != 0
-    assert error.startswith(f"hf-vit: {message}")
-    assert len(error.splitlines()) == 1
+def test_mistakes_end_in_one_line(model, pictures, tmp_path, fails, more, message):
+    fails(typed(model, pictures, tmp_path, *more), f"hf-vit: {message}")
     assert not (tmp_path / "out").exists()
 
 

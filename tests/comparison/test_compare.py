@@ -167,7 +167,7 @@ def test_mistakes_come_before_any_work(kinds, message, saved, data, tmp_path, mo
     assert not (tmp_path / "out").exists()
 
 
-def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, data, tmp_path, monkeypatch, command):
+def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, data, tmp_path, monkeypatch, fails):
     for changes, message in (
         ({"corruptions": ("rain",)}, "corruption rain is unknown"),
         ({"severity": 6}, "severity 6 is out of range"),
@@ -182,10 +182,9 @@ def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, da
     with pytest.raises(UserError, match="has no split 'train'"):
         run(saved, alone, tmp_path / "out", "vit", "igpt", probe=True)
     words = ("--data", "digits", "--output", tmp_path / "out")
-    code, _, error = command("compare", saved.source("vit"), "nowhere/at/all", *words)
-    assert code == 1
-    assert error.startswith("hf-vit: there is no file or folder nowhere/at/all")
-    assert len(error.splitlines()) == 1
+    fails(
+        ("compare", saved.source("vit"), "nowhere/at/all", *words), "hf-vit: there is no file or folder nowhere/at/all"
+    )
 
 
 def test_built_in_images_of_another_size_are_other_inputs(tmp_path):

@@ -38,15 +38,6 @@ def trained(folder: Path, steps: int = 100, top1: float = 0.9, **values: Any) ->
     return folder
 
 
-def fails(result: tuple[int, str, str], *words: str) -> None:
-    code, out, err = result
-    assert code == 1
-    assert out == ""
-    assert len(err.splitlines()) == 1
-    for word in words:
-        assert word in err
-
-
 def test_flops_of_a_variant(run) -> None:
     code, out, _ = run("cost", "S/16", "--json")
     assert code == 0
@@ -152,26 +143,26 @@ def test_this_machine_beside_the_tpu_cores(run) -> None:
         (["B/16", "--images", 10, "--device-flops", "fast"], ["'fast'", "here"]),
     ],
 )  # fmt: skip
-def test_cost_refuses_in_one_line(run, words, shown) -> None:
-    fails(run("cost", *words), *shown)
+def test_cost_refuses_in_one_line(fails, words, shown) -> None:
+    fails(("cost", *words), *shown)
 
 
-def test_a_folder_whose_cost_is_not_known_is_refused(run, tmp_path: Path) -> None:
+def test_a_folder_whose_cost_is_not_known_is_refused(fails, tmp_path: Path) -> None:
     folder, empty = trained(tmp_path / "model"), tmp_path / "empty"
     empty.mkdir()
-    fails(run("cost", empty), "no config.json")
+    fails(("cost", empty), "no config.json")
     for content, word in (("{", "valid JSON"), ("[]", "not an object"), ('{"model_type": "vit"}', "'vit'"),
                           ('{"model_type": "hf_vit", "hidden_size": -3}', "hidden_size=-3")):  # fmt: skip
         (empty / "config.json").write_text(content)
-        fails(run("cost", empty), word)
+        fails(("cost", empty), word)
     date = datetime(2031, 2, 3, tzinfo=UTC)
     append_record(folder, Record(kind="training", values={"steps": 3}, command="x", date=date))
-    fails(run("cost", folder), "recipe.batch_size")
+    fails(("cost", folder), "recipe.batch_size")
     (folder / "facts.json").write_text("[")
-    fails(run("cost", folder), "facts.json is damaged")
+    fails(("cost", folder), "facts.json is damaged")
 
 
-def test_a_scaling_law_of_a_table(run, tmp_path: Path) -> None:
+def test_a_scaling_law_of_a_table(run, fails, tmp_path: Path) -> None:
     table = tmp_path / "runs.csv"
     rows = [f"{compute},{0.63 * (compute + 0.52) ** -0.32 + 0.12}" for compute in (0.1, 1, 10, 100, 1000, 10000)]
     table.write_text("\n".join(["compute,error", *rows]))
@@ -193,7 +184,7 @@ def test_a_scaling_law_of_a_table(run, tmp_path: Path) -> None:
     assert code == 0
     assert " C^-" in out
     assert "│ d " not in out
-    fails(run("scaling-law", table, "--predict", "0"), "--predict 0 is not a compute above 0; give a positive number")
+    fails(("scaling-law", table, "--predict", "0"), "--predict 0 is not a compute above 0; give a positive number")
 
 
 def test_a_scaling_law_of_trained_folders(run, tmp_path: Path) -> None:
@@ -216,19 +207,19 @@ def test_a_scaling_law_of_trained_folders(run, tmp_path: Path) -> None:
     assert told["c"] == pytest.approx(0.05, rel=1e-3)
 
 
-def test_scaling_law_refuses_in_one_line(run, tmp_path: Path) -> None:
+def test_scaling_law_refuses_in_one_line(fails, tmp_path: Path) -> None:
     folder, table = trained(tmp_path / "model"), tmp_path / "runs.csv"
-    fails(run("scaling-law", folder), "1 runs are too few")
-    fails(run("scaling-law", tmp_path / "none.csv"), "none.csv", "CSV")
+    fails(("scaling-law", folder), "1 runs are too few")
+    fails(("scaling-law", tmp_path / "none.csv"), "none.csv", "CSV")
     table.write_text("compute,error\n1,0.5\n2,0.4\n3,0.3\n4,0.2\n0,0.9\n")
-    fails(run("scaling-law", table), "run 5", "compute of 0")
-    fails(run("scaling-law", table, "--output", tmp_path / "no" / "law.png"), "does not exist; create it first")
+    fails(("scaling-law", table), "run 5", "compute of 0")
+    fails(("scaling-law", table, "--output", tmp_path / "no" / "law.png"), "does not exist; create it first")
     before = table.read_bytes()
-    fails(run("scaling-law", table, "--output", table), "runs.csv cannot be used for the plot", ".png")
+    fails(("scaling-law", table, "--output", table), "runs.csv cannot be used for the plot", ".png")
     assert table.read_bytes() == before
     table = table.rename(tmp_path / "runs.png")
-    fails(run("scaling-law", table, "--output", table), "runs.png cannot be used for the plot")
+    fails(("scaling-law", table, "--output", table), "runs.png cannot be used for the plot")
     (folder / "facts.json").unlink()
-    fails(run("scaling-law", folder), "no training")
+    fails(("scaling-law", folder), "no training")
     trained(folder, top1="unknown")
-    fails(run("scaling-law", folder), "no evaluation", "hf-vit evaluate")
+    fails(("scaling-law", folder), "no evaluation", "hf-vit evaluate")

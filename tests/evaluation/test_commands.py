@@ -30,16 +30,6 @@ def class_folders(tmp_path):
     return make_animals(tmp_path / "animals", 4)
 
 
-def _fails(outcome, *needed):
-    code, out, err = outcome
-    assert code == 1
-    assert out == ""
-    assert len(err.strip().splitlines()) == 1, err
-    assert err.startswith("hf-vit: ")
-    for word in needed:
-        assert word in err
-
-
 def test_evaluate_prints_records_draws_and_writes_the_card(command, save_classifier, class_folders):
     folder = save_classifier()
     code, out, _ = command("evaluate", folder, "--data", class_folders, "--batch-size", 3, "--device", "cpu")
@@ -107,7 +97,7 @@ def test_pictures_of_others_are_left_alone(elsewhere, command, save_classifier, 
     assert own[0].read_bytes() == drawn
 
 
-def test_evaluate_refuses_in_one_line(command, save_classifier, class_folders, tmp_path):
+def test_evaluate_refuses_in_one_line(command, fails, save_classifier, class_folders, tmp_path):
     folder, birds = save_classifier(), save_classifier("birds", ("ant", "owl"))
     (tmp_path / "out").mkdir()
     for model, data, more, needed in (
@@ -117,16 +107,16 @@ def test_evaluate_refuses_in_one_line(command, save_classifier, class_folders, t
         (birds, class_folders, [], ["'fox'", "'owl'"]),
         (folder, class_folders, ["--device", "abacus"], ["abacus"]),
     ):
-        _fails(command("evaluate", model, "--data", data, *more), *needed)
+        fails(("evaluate", model, "--data", data, *more), *needed)
     for content in ("mine", "[]", "{}"):
         (tmp_path / "out" / "top1.json").write_text(content)
-        _fails(
-            command("evaluate", folder, "--data", class_folders, "--output", tmp_path / "out"),
+        fails(
+            ("evaluate", folder, "--data", class_folders, "--output", tmp_path / "out"),
             "move it, or choose another output",
         )
         assert (tmp_path / "out" / "top1.json").read_text() == content
     (class_folders / "test" / "ant" / "2.png").write_bytes(b"not an image")
-    _fails(command("evaluate", folder, "--data", class_folders), "2.png")
+    fails(("evaluate", folder, "--data", class_folders), "2.png")
     assert not (folder / "facts.json").exists()
     code, out, _ = command("evaluate", folder, "--data", class_folders, "--skip-bad-images")
     assert code == 0
@@ -134,7 +124,7 @@ def test_evaluate_refuses_in_one_line(command, save_classifier, class_folders, t
     assert "left out" in out
 
 
-def test_what_was_measured_is_told_where_it_cannot_be_kept(command, save_classifier, class_folders, monkeypatch):
+def test_what_was_measured_is_told_where_it_cannot_be_kept(fails, save_classifier, class_folders, monkeypatch):
     """Another model takes the folder while the first is measured: it gets no record of the first."""
     folder, evaluated = save_classifier(), registry.evaluate_protocol
 
@@ -145,25 +135,25 @@ def test_what_was_measured_is_told_where_it_cannot_be_kept(command, save_classif
 
     monkeypatch.setattr(registry, "evaluate_protocol", replaced_meanwhile)
     before = sorted(folder.iterdir())
-    _fails(
-        command("evaluate", folder, "--data", class_folders),
+    fails(
+        ("evaluate", folder, "--data", class_folders),
         "was replaced during the measurement",
         "(the results are: top-1 accuracy ",
     )
     assert sorted(folder.iterdir()) == before
 
 
-def test_nothing_is_written_among_the_images(command, save_classifier, class_folders):
+def test_nothing_is_written_among_the_images(fails, save_classifier, class_folders):
     folder, before = save_classifier(), sorted(class_folders.rglob("*"))
     given = ("--data", class_folders, "--output")
     for output in (class_folders, class_folders / "out", class_folders / "test" / ".." / "out"):
         for name in ("evaluate", "embed", "compare"):
-            _fails(
-                command(name, folder, *given, output),
+            fails(
+                (name, folder, *given, output),
                 "in the folder of the data",
                 "choose one outside that folder",
             )
-        _fails(command("analyze", folder, "--images", class_folders, "--output", output), "in the folder of the data")
+        fails(("analyze", folder, "--images", class_folders, "--output", output), "in the folder of the data")
     assert sorted(class_folders.rglob("*")) == before
 
 
@@ -243,7 +233,7 @@ def test_photographs_are_prepared_a_few_at_a_time(save_classifier, tmp_path, mon
         assert dict(single.scores) == pytest.approx(dict(batched.scores), rel=1e-5)
 
 
-def test_predict_refuses_in_one_line_or_leaves_bad_images_out(command, save_classifier, tmp_path, monkeypatch):
+def test_predict_refuses_in_one_line_or_leaves_bad_images_out(command, fails, save_classifier, tmp_path, monkeypatch):
     model, (image,), good = save_classifier(), make_images(1, side=40), tmp_path / "good.png"
     image.save(good)
     (tmp_path / "cut.png").write_bytes(good.read_bytes()[:500])
@@ -252,20 +242,20 @@ def test_predict_refuses_in_one_line_or_leaves_bad_images_out(command, save_clas
     bad, address = [tmp_path / name for name in ("cut.png", "text.png", "missing.png")], "https://example.com/cat.png"
     for path in (*bad, tmp_path / "empty"):
         for extra in ([], ["--json"]):
-            _fails(command("predict", model, good, path, "--batch-size", 1, *extra), path.name)
+            fails(("predict", model, good, path, "--batch-size", 1, *extra), path.name)
     code, out, err = command("predict", model, bad[0], good, *bad[1:], "--json", "--skip-bad-images", "--batch-size", 1)
     assert code == 0
     assert [found["image"] for found in json.loads(out)] == [str(good)]
     for line, path in zip(err.splitlines(), bad, strict=True):
         assert line.startswith("skipped: ")
         assert path.name in line
-    _fails(command("predict", model, address), f"{address} has an unknown scheme; give")
-    _fails(command("predict", model, good, "--output", tmp_path / "t.xlsx"), "ends in .csv or .parquet")
+    fails(("predict", model, address), f"{address} has an unknown scheme; give")
+    fails(("predict", model, good, "--output", tmp_path / "t.xlsx"), "ends in .csv or .parquet")
     pattern = tmp_path / "*.jpg"
-    _fails(command("predict", model, pattern, "--output", tmp_path / "t.csv"), f"no image matches {pattern}")
+    fails(("predict", model, pattern, "--output", tmp_path / "t.csv"), f"no image matches {pattern}")
     assert not list(tmp_path.glob("*t.csv*"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    _fails(command("predict", model, good), "good.png is too large", "resize the image")
+    fails(("predict", model, good), "good.png is too large", "resize the image")
 
 
 @pytest.mark.parametrize(("ending", "read"), [(".csv", pandas.read_csv), (".parquet", pandas.read_parquet)])
@@ -373,13 +363,9 @@ def test_it_tells_what_is_there(told, tmp_path):
     with Image.open(tmp_path / "look" / "contact_sheet.png") as sheet:
         assert sheet.height == 2 * (96 + 16)
         assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 100
-
-
-def test_dark_scans_are_told(told):
-    out = told()
     assert "modes: RGB 39, I;16 1 (of 40 images inspected)" in out
     assert "the 16-bit images look dark (6% brightness): their highest value is 4,095 of 65,535" in out
-    assert "contact_sheet" not in out
+    assert "contact_sheet" not in told()
 
 
 def test_finetune_repeats_the_notes(told, tmp_path):
