@@ -13,6 +13,7 @@ from zygote import SEARCH_PATH, Zygote
 _CACHE = tempfile.TemporaryDirectory(prefix="hf_vit_tests_", ignore_cleanup_errors=True)
 os.environ.update(
     HF_HOME=_CACHE.name,
+    HF_VIT_GRAPH_CACHE="",
     HF_HUB_OFFLINE="1",
     HF_HUB_DISABLE_TELEMETRY="1",
     HF_HUB_DISABLE_PROGRESS_BARS="1",

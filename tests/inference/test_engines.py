@@ -3,9 +3,11 @@
 import copy
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -355,3 +357,84 @@ def test_openvino_computes_gelus_apart_with_avx2_alone(
     for graph in compiled:
         layers = [part.get_rt_info()["originalLayersNames"].astype(str) for part in graph.get_runtime_model().get_ops()]
         assert ("node_linear,outputs" in layers) != with_avx2_alone
+
+
+def _flip_a_weight(entry: Path) -> None:
+    content = bytearray(entry.read_bytes())
+    content[-3] ^= 64
+    entry.write_bytes(content)
+
+
+def _take_the_place_of(entry: Path) -> None:
+    """Another model's graph, whole, under this one's name."""
+    optimize(build(layer_norm_eps=0.1), "openvino")
+    (other,) = set(entry.parent.iterdir()) - {entry}
+    other.replace(entry)
+
+
+def _link(entry: Path) -> None:
+    entry.symlink_to(entry.rename(entry.with_suffix(".moved")))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a bit": _flip_a_weight,
+    "the end": lambda entry: os.truncate(entry, entry.stat().st_size - 1),
+    "all": lambda entry: os.truncate(entry, 0),
+    "another's": _take_the_place_of,
+    "a link": _link,
+    "readable by others": lambda entry: entry.chmod(0o640),
+    "in a folder of others": lambda entry: entry.parent.chmod(0o777),
+}
+
+
+@pytest.fixture
+def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """One entry for each export, with graphs kept under `tmp_path`."""
+    monkeypatch.setenv(runtimes.CACHE_VARIABLE, str(tmp_path / "graphs"))
+    export, calls = engines.onnx_of_batches, list[Any]()
+    monkeypatch.setattr(engines, "onnx_of_batches", lambda *given: (calls.append(given), export(*given))[1])
+    return calls
+
+
+@torch.no_grad()
+def test_a_graph_is_kept_for_the_same_model_alone(exports: list[Any], tmp_path: Path, monkeypatch):
+    model = build()
+    images = PLAIN.images(model.config)
+    wanted = optimize(model, "openvino")(images).logits
+    (entry,) = (tmp_path / "graphs").iterdir()
+    assert (entry.stat().st_mode & 0o777, entry.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    again = optimize(model, "openvino")
+    assert len(exports) == 1
+    torch.testing.assert_close(again(images).logits, wanted, rtol=0, atol=0)
+    other = copy.deepcopy(model)
+    other.vit.layers[0].mlp.fc1.weight[0, 0] += 1
+    assert_same(optimize(other, "openvino")(images), other(images))
+    other.vit.layers[0].attention.scaling = 0.3
+    optimize(other, "openvino")
+    assert len(exports) == len(list(entry.parent.iterdir())) == 3
+    old = entry.with_name("old.graph")
+    with old.open("wb") as file:
+        file.truncate(runtimes.CACHE_BYTES)  # without content, so that it takes no memory
+    os.utime(old, (0, 0))
+    monkeypatch.setattr(metadata, "version", lambda package: "0")
+    optimize(model, "openvino")
+    assert len(exports) == len(list(entry.parent.iterdir())) == 4
+    assert not old.exists()
+    monkeypatch.setenv(runtimes.CACHE_VARIABLE, "")
+    optimize(model, "openvino")
+    assert len(exports) == 5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_or_foreign_graph_is_made_anew(damage: str, exports: list[Any], tmp_path: Path):
+    model = build()
+    images = PLAIN.images(model.config)
+    optimize(model, "openvino")
+    (entry,) = (tmp_path / "graphs").iterdir()
+    DAMAGES[damage](entry)
+    exports.clear()
+    assert_same(optimize(model, "openvino")(images), model(images))
+    assert len(exports) == 1
+    optimize(model, "openvino")
+    assert len(exports) == (2 if damage == "in a folder of others" else 1)

@@ -6,11 +6,13 @@ Some are also engines of `optimize_for_inference`.
 import hashlib
 import logging
 import math
+import os
+import stat
 import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
@@ -19,12 +21,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
+import numpy as np
 import torch
 
 from hf_vit.conversion.targets.graphs.preprocessing import DECODING, NODE_PREFIX
 from hf_vit.environment import emulates_bfloat16, has_avx2_alone, sums_int8_in_16_bits
 from hf_vit.errors import UserError
-from hf_vit.results.writing import scratch_folder
+from hf_vit.results.writing import new_file, scratch_folder
 
 Outputs = dict[str, torch.Tensor]
 EXTENSIONS = "onnxruntime_extensions"
@@ -32,6 +35,8 @@ OUTPUTS = "outputs"  # key of an ExecuTorch program's metadata for the names of 
 Mode = Literal["dynamic", "static"]
 DENSE = ("MatMul", "Gemm")
 FRAMEWORK = "framework"  # key of OpenVINO's metadata for those of the ONNX graph that it converted
+CACHE_VARIABLE = "HF_VIT_GRAPH_CACHE"  # environment variable: the folder of converted graphs; empty: keep none
+CACHE_BYTES = 2**32  # size of all converted graphs that are kept; those unused for longest are deleted first
 
 
 @contextmanager
@@ -69,6 +74,7 @@ class Runtime(ABC):
     keeps_nan: ClassVar[bool] = True  # whether ReLU and max-pooling keep NaN
     dtypes: ClassVar[tuple[torch.dtype, ...]] = ()  # dtypes of models that it runs as an engine; empty: not an engine
     has_channels_last: ClassVar[bool] = False  # whether its convolutions have channels last in memory
+    keeps_graphs: ClassVar[bool] = False  # whether converted graphs are kept for the next process
     modes: ClassVar[tuple[Mode, ...]] = ()  # supported int8 modes
 
     @abstractmethod
@@ -78,6 +84,10 @@ class Runtime(ABC):
     def compile(self, program: Any, dtype: torch.dtype) -> Graph:
         """Compile torch's ONNXProgram as an engine for a model of this dtype; any thread may run the graph."""
         raise NotImplementedError(f"{self.package} is not an engine")
+
+    def compile_once(self, export: Callable[[], Any], entry: Path | None, dtype: torch.dtype) -> Graph:
+        """Compile the ONNXProgram that `export` returns; a runtime that `keeps_graphs` reads `entry` instead."""
+        return self.compile(export(), dtype)
 
     def dense_layers(self, file: Path) -> list[str]:
         """Return the names of the dense layers that have weights, in order."""
@@ -243,7 +253,7 @@ class OpenVino(Runtime):
     """
 
     package, target, file, extra = "openvino", "openvino", "openvino_model.xml", "openvino"
-    keeps_nan, has_channels_last = False, True
+    keeps_nan, has_channels_last, keeps_graphs = False, True, True
     dtypes, modes = (torch.float32, torch.bfloat16), ("static",)
 
     def open(self, file: Path) -> Graph:
@@ -260,6 +270,14 @@ class OpenVino(Runtime):
 
     def compile(self, program: Any, dtype: torch.dtype) -> Graph:
         return openvino_engine(openvino_graph(program), dtype)
+
+    def compile_once(self, export: Callable[[], Any], entry: Path | None, dtype: torch.dtype) -> Graph:
+        graph = None if entry is None else _read_graph(entry)
+        if graph is None:
+            graph = openvino_graph(export())
+            if entry is not None:
+                _keep_graph(graph, entry)
+        return openvino_engine(graph, dtype)
 
     def parts(self, file: Path) -> list[Path]:
         return [file, file.with_suffix(".bin")]
@@ -315,6 +333,73 @@ def openvino_graph(program: Any) -> Any:
     with scratch_folder("engine") as folder:
         program.save(str(file := folder / ONNXRUNTIME.file))
         return openvino.convert_model(file)
+
+
+def graph_cache() -> Path | None:
+    """Return the folder of converted graphs; None if none are kept, or if another user may read or write there."""
+    parent = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    name = os.environ.get(CACHE_VARIABLE, f"{parent}/hf_vit/graphs")
+    if not name or not hasattr(os, "geteuid"):  # without users, privacy cannot be checked
+        return None
+    with suppress(OSError, RuntimeError):  # a read-only disk; a user without a home
+        folder = Path(name).expanduser()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_private(folder.lstat(), stat.S_ISDIR):
+            return folder
+    return None
+
+
+def _is_private(status: os.stat_result, has_kind: Callable[[int], bool]) -> bool:
+    """Return whether a file of this kind belongs to this user and to nobody else."""
+    return has_kind(status.st_mode) and status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
+
+
+def _digest(entry: Path, *parts: bytes | memoryview) -> bytes:
+    """Return the SHA-256 of a kept graph, which includes its key, so that no entry can take another's place."""
+    digest = hashlib.sha256(entry.name.encode())
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _read_graph(entry: Path) -> Any:
+    """Return a kept OpenVINO graph; None if it is absent, damaged, or not private to this user.
+
+    What is checked is what OpenVINO gets: the file is read once.
+    """
+    try:
+        with open(os.open(entry, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            if not _is_private(os.fstat(file.fileno()), stat.S_ISREG):
+                return None
+            content = memoryview(file.read())
+        length = 40 + int.from_bytes(content[32:40], "little")
+        if content[:32] != _digest(entry, content[32:]):
+            return None
+        import openvino
+
+        os.utime(entry)
+        weights = openvino.Tensor(np.frombuffer(content[length:], np.uint8))
+        return openvino_core().read_model(bytes(content[40:length]), weights)
+    except Exception:  # OpenVINO has many types of errors
+        return None
+
+
+def _keep_graph(graph: Any, entry: Path) -> None:
+    """Write an OpenVINO graph for the next process, and delete the graphs that were unused for longest."""
+    import openvino
+
+    with suppress(OSError, RuntimeError, UserError), scratch_folder("engine") as scratch:  # such as a full disk
+        openvino.save_model(graph, scratch / OPENVINO.file, compress_to_fp16=False)
+        text, weights = (part.read_bytes() for part in OPENVINO.parts(scratch / OPENVINO.file))
+        length = len(text).to_bytes(8, "little")
+        with new_file(entry) as temporary, temporary.open("wb") as file:
+            temporary.chmod(0o600)
+            file.writelines((_digest(entry, length, text, weights), length, text, weights))
+        size = 0
+        for path in sorted(entry.parent.glob(f"*{entry.suffix}"), key=lambda path: -path.stat().st_mtime):
+            size += path.stat().st_size
+            if size > CACHE_BYTES:
+                path.unlink()
 
 
 def openvino_engine(graph: Any, dtype: torch.dtype) -> Graph:

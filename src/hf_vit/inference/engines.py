@@ -5,7 +5,12 @@ Legend: B batch, C channels, H x W px.
 
 import copy
 import functools
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -14,9 +19,9 @@ from torch import nn
 from torch.nn.modules import module as modules
 from transformers.utils.generic import can_return_tuple
 
-from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Graph, Runtime
+from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Graph, Runtime, graph_cache
 from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
-from hf_vit.environment import has_avx2_alone
+from hf_vit.environment import cpu_capabilities, cpu_name, has_avx2_alone, versions
 from hf_vit.errors import UserError, one_line
 from hf_vit.families import FAMILIES
 from hf_vit.inference.freezing import add_base
@@ -299,6 +304,10 @@ def _make_graph(
     """Export the rewritten form of a model in float32 as an engine's graph; also return the outputs of each model."""
     model_copy: Any = copy.deepcopy(model).float().eval()
     model_copy.set_attn_implementation("eager")  # torch cannot export sdpa with a bias; engines fuse it themselves
+    entry = None
+    if engine.keeps_graphs and (folder := graph_cache()) is not None:
+        with suppress(metadata.PackageNotFoundError):  # without versions nothing is kept
+            entry = folder / f"{_fingerprint(model_copy, engine, num_read)}.graph"
     plan = make_plan(model_copy, torch.float32)
     if engine.has_channels_last:
         plan.changes += channelwise_norms(model_copy)
@@ -319,8 +328,42 @@ def _make_graph(
         )
     outputs = [Outputs(type(output), tuple(output)) for output in all_outputs]
     # A graph of one image size is faster to make and to run; torch computes the other sizes.
-    program = onnx_of_batches(one_pass, images, [name for group in outputs for name in group.names])
-    return engine.compile(program, dtype), *outputs
+    names = [name for group in outputs for name in group.names]
+    return engine.compile_once(lambda: onnx_of_batches(one_pass, images, names), entry, dtype), *outputs
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Return a digest of this package's code."""
+    package = Path(__file__).parents[1]
+    files = sorted([*package.glob("*.py"), *package.glob("*/**/*.py")])  # the second follows links to folders
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _fingerprint(model: Any, engine: Runtime, num_read: int | None) -> str:
+    """Return a digest of all that decides a model's graph: code, libraries, processor, modules, settings, weights."""
+    libraries = {name: metadata.version(name) for name in (engine.package, "onnx", "onnxscript")}
+    processor = cpu_name(), dict(cpu_capabilities())
+    config = {name: value for name, value in model.config.to_dict().items() if "name_or_path" not in name}
+    facts = _code_digest(), versions(), libraries, processor, config, num_read
+    digest = hashlib.sha256(repr(facts).encode())
+    numbers: dict[nn.Module, int] = {}  # layers may share a module
+    for name, module in model.named_modules(remove_duplicate=False):
+        values = {key: vars(module)[key] for key in sorted(vars(module)) if key != "name_or_path"}
+        settings = {key: value for key, value in values.items() if callable(value) or _is_setting(value)}
+        number = numbers.setdefault(module, len(numbers))
+        digest.update(re.sub(" at 0x[0-9a-f]+", "", repr((name, number, type(module), settings))).encode())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _is_setting(value: object) -> bool:
+    """Return whether an attribute of a module is a number, a name, or a tuple or list of such."""
+    if isinstance(value, tuple | list):
+        return all(map(_is_setting, value))
+    return value is None or isinstance(value, bool | int | float | str | slice | torch.dtype)
 
 
 class SeparateAttention(FusedAttention):
