@@ -30,9 +30,10 @@ from hf_vit.data import (
 )
 from hf_vit.data.augmentation import Augmenter, affine, random_keys, shift, uniforms
 from hf_vit.data.images import map_in_threads
-from hf_vit.data.transforms import input_size
+from hf_vit.data.transforms import fill_grid, input_size
 from hf_vit.errors import UserError
 
+HANDLER = runpy.run_path(str(Path(hf_vit.__file__).parent / "hub/handler.py"))
 CONFIG = SimpleNamespace(image_size=24, num_channels=3, patch_size=4)
 
 
@@ -529,8 +530,16 @@ def test_every_mode_becomes_the_rgb_it_stands_for(name):
     np.testing.assert_allclose(np.asarray(made).astype(float), expected, atol=tolerance, rtol=0)
     assert to_rgb(made) is made
     if image.mode != "F":
-        handler = runpy.run_path(str(Path(hf_vit.__file__).parent / "hub/handler.py"))
-        assert np.array_equal(handler["_to_rgb"](image), made)
+        assert np.array_equal(HANDLER["_to_rgb"](image), made)
+
+
+def test_the_handler_fills_the_same_grid():
+    """It stands alone, so it has a copy of the function."""
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        size, patch = generator.integers(1, 5000, 2).tolist(), generator.integers(1, 33, 2).tolist()
+        arguments = size, patch, int(generator.integers(1, 2000))
+        assert HANDLER["_fill_grid"](*arguments) == fill_grid(*arguments)
 
 
 @pytest.mark.parametrize(

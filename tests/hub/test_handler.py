@@ -1,6 +1,7 @@
 """`handler.py`, which a push adds: a fresh process answers over HTTP what transformers and hf_vit say here."""
 
 import base64
+import hashlib
 import io
 import itertools
 import json
@@ -280,11 +281,13 @@ def test_urls_lead_to_public_hosts_alone(
         "/plain": (302, {"Location": "http://images.example/a.png"}, b""),
         "/loop": (302, {"Location": "/loop"}, b""),
         "/large": (200, {}, bytes(33 * 10**6)),
+        "/slow": (200, {}, files[0].read_bytes()),
     }
 
     class Requests(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, headers, body = answers.get(self.path, (404, {}, b""))
+            time.sleep(0.3 if self.path == "/slow" else 0)
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
@@ -326,6 +329,11 @@ def test_urls_lead_to_public_hosts_alone(
         with pytest.raises(ValueError, match=words):
             handler({"inputs": f"https://{path}"})
     assert {*connected} == {"93.184.216.34"}
+    monkeypatch.setitem(handler.__class__.__call__.__globals__, "REQUEST_SECONDS", 1)
+    connected.clear()
+    with pytest.raises(ValueError, match=r"cannot be read: .*send its bytes or base64 instead"):
+        handler({"inputs": ["https://images.example/slow"] * 30})
+    assert 3 <= len(connected) <= 4, "one limit for all images of a request"
     server.shutdown()
     server.server_close()
 
@@ -357,9 +365,9 @@ def test_large_images_are_decoded_one_by_one(folders: dict[str, Path], monkeypat
     handler, alive, most = load_handler(folders["classes"]), set[int](), 0
     read = handler.__class__._answer.__globals__["_read"]
 
-    def watch(source: Any, name: str) -> Image.Image:
+    def watch(*arguments: Any) -> Image.Image:
         nonlocal most
-        image = read(source, name)
+        image = read(*arguments)
         alive.add(id(image))
         weakref.finalize(image, alive.discard, id(image))
         most = max(most, len(alive))
@@ -375,6 +383,13 @@ def test_a_handler_of_its_own_is_shared_in_place_of_ours(hub: Loopback, xet_clie
     xet_client.run("hub.jobs:push", folder=str(model_folder))
     needed = xet_client.run("hub.jobs:read", repo_id="alice/my-vit", name="requirements.txt")
     assert {"pillow", "numpy>=2.0"} < {*needed.split()}, "not the private file, which no handler came with"
+    code = xet_client.run("hub.jobs:read", repo_id="alice/my-vit", name="handler.py")
+    above, mark = code.replace("top_k", "best").rsplit(" SHA-256 of all above: ", 1)
+    for digest in (hashlib.sha256(above.encode()).hexdigest() + "\n", mark):  # of another version; changed by the user
+        (model_folder / "handler.py").write_text(f"{above} SHA-256 of all above: {digest}")
+        xet_client.run("hub.jobs:push", folder=str(model_folder))
+        pushed = xet_client.run("hub.jobs:read", repo_id="alice/my-vit", name="handler.py")
+        assert pushed == (code if digest != mark else (model_folder / "handler.py").read_text())
     (model_folder / "handler.py").write_text("class EndpointHandler: ...\n")
     xet_client.run("hub.jobs:push", folder=str(model_folder))
     for name in ("handler.py", "requirements.txt"):

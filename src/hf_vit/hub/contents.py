@@ -21,6 +21,7 @@ from huggingface_hub import ModelCard, RepoCard
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import yaml_dump
 
+from hf_vit.environment import versions
 from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, render_card
 from hf_vit.hub.card_metadata import NO_LICENSE, check_license, find_metadata_errors, load_facts, select_comparable
@@ -55,6 +56,7 @@ _PAGE_PARTS = re.compile(r"(models|examples|runtime)/.*")
 _GPS = 0x8825  # number of the EXIF tag that holds the GPS data
 # For Inference Endpoints: code that serves the model, and what it needs.
 HANDLER, REQUIREMENTS = "handler.py", "requirements.txt"
+_SIGNATURE = b" SHA-256 of all above: "  # in the handler's last line
 _SERVED_BY = ("torch", "torchvision", "transformers", "safetensors", "numpy")
 _RUNTIME = re.compile(r"ort[\w.-]*\.(mjs|wasm)")
 _Sources = dict[str, Path | bytes]
@@ -191,7 +193,7 @@ def collect(
             f"the folder {folder} does not exist; give the folder of a saved model, such as the --output of "
             "hf-vit finetune"
         )
-    for name in ("config.json", PROCESSOR, FACTS_NAME, CARD_NAME, SINGLE, INDEX):
+    for name in ("config.json", PROCESSOR, FACTS_NAME, CARD_NAME, SINGLE, INDEX, HANDLER):
         check_inside(folder, folder / name)  # before any file is read
     config = read_config(folder)
     sources = collect_weights(folder, scratch, max_shard_size)
@@ -212,8 +214,12 @@ def collect(
 
 
 def collect_serving_files(folder: Path, config: ModelConfig) -> _Sources:
-    """Return `handler.py` and `requirements.txt`: this package's, or those of a folder with a handler of its own."""
-    ours, has_handler = make_serving_files(config), (folder / HANDLER).is_file()
+    """Return `handler.py` and `requirements.txt`: this package's, or those of a folder with a handler of its own.
+
+    An unchanged handler of another version of this package, as in a downloaded folder, is replaced.
+    """
+    ours = make_serving_files(config)
+    has_handler = (folder / HANDLER).is_file() and not _is_ours((folder / HANDLER).read_bytes())
     own = {name: folder / name for name in (HANDLER, REQUIREMENTS) if has_handler and (folder / name).is_file()}
     return ours | own
 
@@ -229,7 +235,15 @@ def make_serving_files(config: ModelConfig) -> _Sources:
     lines = [line for line in installed if re.split(r"[^\w-]", line)[0] in _SERVED_BY and ";" not in line]
     lines += ["pillow", *(["scipy"] if "Mask2Former" in config.architecture else [])]
     code = resources.files("hf_vit.hub").joinpath(HANDLER).read_bytes()
+    code += f"\n# Written by hf-vit {versions().get('hf-vit')}.".encode()
+    code += _SIGNATURE + hashlib.sha256(code).hexdigest().encode() + b"\n"
     return {HANDLER: code, REQUIREMENTS: ("\n".join(sorted(lines)) + "\n").encode()}
+
+
+def _is_ours(code: bytes) -> bool:
+    """Return whether some version of this package wrote a handler, and nobody changed it since."""
+    above, signature, digest = code.rpartition(_SIGNATURE)
+    return bool(signature) and digest.strip() == hashlib.sha256(above).hexdigest().encode()
 
 
 def _refuse_gps(folder: Path, name: str) -> None:

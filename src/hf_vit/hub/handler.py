@@ -36,7 +36,8 @@ TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")  # no format that starts another program
 MAX_IMAGES, MAX_PIXELS, MAX_BYTES = 256, 64 * 10**6, 32 * 10**6
-BATCH, SECONDS, REDIRECTS = 16, 10, 3
+BATCH, REDIRECTS = 16, 3
+SECONDS, REQUEST_SECONDS = 10, 60  # that the download of one image, and all downloads of a request, may take
 INPUTS = "give an image as bytes, base64 text or an https URL, or a list of these"
 
 
@@ -90,9 +91,9 @@ class EndpointHandler:
         sources: list[Any] = list(inputs) if is_list else [inputs]
         if not 1 <= len(sources) <= MAX_IMAGES:
             raise ValueError(f"the request has {len(sources)} images; give 1 to {MAX_IMAGES}")
-        answers: list[Any] = []
+        answers, downloads = list[Any](), _Downloads()
         for start in range(0, len(sources), BATCH):
-            answers += self._answer(sources[start:][:BATCH], start, options)
+            answers += self._answer(sources[start:][:BATCH], start, downloads, options)
         return answers if is_list else answers[0]
 
     def _check_parameters(self, parameters: Any) -> dict[str, Any]:
@@ -121,14 +122,16 @@ class EndpointHandler:
             raise ValueError(f"top_k is {top_k!s:.100} and threshold {threshold!s:.100}; give at least 1, and 0 to 1")
         return options
 
-    def _answer(self, sources: Sequence[Any], start: int, options: dict[str, Any]) -> list[Any]:
+    def _answer(
+        self, sources: Sequence[Any], start: int, downloads: "_Downloads", options: dict[str, Any]
+    ) -> list[Any]:
         """Return the answers for the images of a request from number `start` on.
 
         They are computed one by one in a dense task, or if their prepared sizes differ.
         """
         inputs, sizes = list[dict[str, torch.Tensor]](), list[tuple[int, int]]()
         for number, source in enumerate(sources, start=start):
-            image = _read(source, f"image {number}")  # kept until it is prepared, as it may have 200 MB
+            image = _read(source, f"image {number}", downloads)  # kept until it is prepared, as it may have 200 MB
             inputs.append(self._prepare(image))
             sizes.append((image.height, image.width))
         compute = {"image-classification": self._classify, "image-feature-extraction": self._extract}.get(self.task)
@@ -227,7 +230,7 @@ def _find_auto_class(config: Any) -> str:
 def _fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
     """Return the largest patch grid (h, w) with the shape of an image, as SigLIP 2's processor computes it.
 
-    A copy of `hf_vit.data.transforms.fill_grid`, because this file runs without hf_vit.
+    A copy of `hf_vit.data.transforms.fill_grid`, because this file runs without hf_vit; a test holds them equal.
     """
 
     def scaled_grid(scale: float) -> tuple[int, int]:
@@ -259,14 +262,15 @@ def _encode_mask(mask: torch.Tensor) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _read(source: Any, name: str) -> Image.Image:
+def _read(source: Any, name: str, downloads: "_Downloads") -> Image.Image:
     """Return one image of a request as RGB.
 
     Raises:
         ValueError: it is no image, or too large.
     """
     if isinstance(source, str):
-        source = _download(source) if re.match(r"https?:", source, re.IGNORECASE) else _decode_text(source, name)
+        is_url = re.match(r"https?:", source, re.IGNORECASE)
+        source = downloads.read(source) if is_url else _decode_text(source, name)
     try:
         if isinstance(source, bytes | bytearray):
             if len(source) > MAX_BYTES:
@@ -317,6 +321,10 @@ def _decode_text(text: str, name: str) -> bytes:
 class _PublicConnection(http.client.HTTPSConnection):
     """HTTPS to a host whose addresses are all public: a request must not reach the server's own network."""
 
+    def __init__(self, host: str, deadline: float) -> None:
+        super().__init__(host, timeout=max(deadline - time.monotonic(), 0.001))
+        self.deadline = deadline
+
     def connect(self) -> None:
         # The checked address itself is connected to: another look-up could give another one.
         addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(self.host, self.port, socket.AF_INET)]
@@ -325,6 +333,8 @@ class _PublicConnection(http.client.HTTPSConnection):
         plain = socket.create_connection((addresses[0], self.port), self.timeout)
         context = ssl.create_default_context()
         self.sock = context.wrap_socket(plain, server_hostname=self.host, do_handshake_on_connect=False)
+        if time.monotonic() > self.deadline:  # `stop` came before this socket
+            raise TimeoutError("timed out")
         self.sock.do_handshake()
 
     def stop(self) -> None:
@@ -333,35 +343,53 @@ class _PublicConnection(http.client.HTTPSConnection):
             self.sock.shutdown(socket.SHUT_RDWR)
 
 
-def _download(url: str) -> bytes:
-    """Return the bytes behind an https URL of a public host, within `SECONDS`, `MAX_BYTES` and `REDIRECTS`.
+class _Downloads:
+    """Read the images of one request from https URLs of public hosts, within `REQUEST_SECONDS` together.
 
     Proxies, credentials, cookies and headers of the server are not used.
     """
-    deadline = time.monotonic() + SECONDS
-    try:
-        for _ in range(1 + REDIRECTS):
-            parts = urlsplit(url)
-            if parts.scheme.lower() != "https" or not parts.hostname or parts.port not in (None, 443) or parts.username:
-                raise ValueError("only https on port 443 without a user name is allowed")
-            connection = _PublicConnection(parts.hostname, timeout=SECONDS)
-            timer = threading.Timer(deadline - time.monotonic(), connection.stop)
-            timer.start()
-            try:
-                connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
-                response = connection.getresponse()
-                content = response.read(MAX_BYTES + 1)
-            finally:
-                timer.cancel()
-                connection.close()
-            if len(content) > MAX_BYTES or time.monotonic() > deadline:
-                raise ValueError(f"it takes more than {MAX_BYTES:,} bytes or {SECONDS} s")
-            if response.status == http.HTTPStatus.OK:
-                return content
-            target = response.headers.get("Location")
-            if target is None or not 300 <= response.status < 400:
-                raise ValueError(f"the host answers with status {response.status}")
-            url = urljoin(url, target)
-        raise ValueError(f"more than {REDIRECTS} redirects")
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ValueError(f"the image at the URL cannot be read: {error}; send its bytes or base64 instead") from error
+
+    def __init__(self) -> None:
+        self.seconds_left = float(REQUEST_SECONDS)
+
+    def read(self, url: str) -> bytes:
+        """Return the bytes behind a URL, within `SECONDS`, `MAX_BYTES` and `REDIRECTS`."""
+        start = time.monotonic()
+        try:
+            if self.seconds_left <= 0:
+                raise ValueError(f"the request's downloads take more than {REQUEST_SECONDS} s")
+            return _download(url, start + min(SECONDS, self.seconds_left))
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = f"{error}; send its bytes or base64 instead"
+            raise ValueError(f"the image at the URL cannot be read: {reason}") from error
+        finally:
+            self.seconds_left -= time.monotonic() - start
+
+
+def _download(url: str, deadline: float) -> bytes:
+    """Return the bytes behind an https URL; raise a ValueError, or an error of the connection."""
+    for _ in range(1 + REDIRECTS):
+        parts = urlsplit(url)
+        if parts.scheme.lower() != "https" or not parts.hostname or parts.port not in (None, 443) or parts.username:
+            raise ValueError("only https on port 443 without a user name is allowed")
+        connection = _PublicConnection(parts.hostname, deadline)
+        timer = threading.Timer(deadline - time.monotonic(), connection.stop)
+        timer.start()
+        try:
+            connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+            response = connection.getresponse()
+            content = response.read(MAX_BYTES + 1)
+        finally:
+            timer.cancel()
+            connection.close()
+        if time.monotonic() > deadline:
+            raise TimeoutError("timed out")
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+        if response.status == http.HTTPStatus.OK:
+            return content
+        target = response.headers.get("Location")
+        if target is None or not 300 <= response.status < 400:
+            raise ValueError(f"the host answers with status {response.status}")
+        url = urljoin(url, target)
+    raise ValueError(f"more than {REDIRECTS} redirects")
