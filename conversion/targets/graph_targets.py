@@ -40,6 +40,7 @@ from hf_vit.conversion.targets.graphs.tracing import (
     write_constants_as_tensors,
 )
 from hf_vit.conversion.targets.target import OutgoingModel, Target
+from hf_vit.data.transforms import keeps_shapes, refuse_own_shapes
 from hf_vit.errors import UserError
 from hf_vit.families import problem_type_of
 from hf_vit.results.writing import diagnose_write_failure
@@ -225,6 +226,7 @@ def _metadata(outgoing: OutgoingModel) -> dict[str, str]:
         "takes": outgoing.takes,
         **({"problem_type": problem_type} if problem_type != "single_label_classification" else {}),
         **({"predicts": type(outgoing.model).__name__} if outgoing.is_dense else {}),
+        **({"patch_stride": json.dumps(outgoing.config.patch_stride)} if keeps_shapes(outgoing.processor) else {}),
         **({"quantize": outgoing.quantize} if outgoing.quantize is not None else {}),
     }
 
@@ -277,9 +279,12 @@ def _name_axes(model: Any, outgoing: OutgoingModel, size: tuple[int, int] | None
 
 def _one_size(outgoing: OutgoingModel) -> tuple[int, int] | None:
     """Return the only image size of the graph's model, which its image processor may set; None for any size."""
+    if outgoing.takes == PIXEL_VALUES and not outgoing.static and takes_other_sizes(outgoing.sizes):
+        return None
+    refuse_own_shapes(outgoing.processor, "this graph")
     if outgoing.takes != PIXEL_VALUES:
         return Preprocessing.from_processor(outgoing.processor).output_size
-    return outgoing.nominal_size if outgoing.static or not takes_other_sizes(outgoing.sizes) else None
+    return outgoing.nominal_size
 
 
 def _describe_sizes(outgoing: OutgoingModel) -> str:

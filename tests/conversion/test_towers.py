@@ -245,16 +245,35 @@ def test_a_classifier_of_siglip_2_learns_and_answers_in_own_shapes(tmp_path: Pat
         ("finetune", tmp_path / "tuned", *data, "--output", tmp_path / "kept", *short, *whole, "--tune", "head",
             "--cache-features"),
         ("finetune", tmp_path / "tuned", *data, "--output", tmp_path / "square", *short, "--image-size", 16),
+        ("export", tmp_path / "tuned", "--to", "onnx", "--output", tmp_path / "onnx", "--opset", 14),
+        ("export", tmp_path / "tuned", "--to", "openvino", "--output", tmp_path / "openvino"),
     ):  # fmt: skip
         code, _, err = command(*words)
         assert code == 0, err
-    code, _, err = command("finetune", tmp_path / "tuned", *data, "--output", tmp_path / "no", "--mixup-alpha", 0.2)
-    assert code == 1
-    assert "mixup and cutmix need images of one size" in err
+    tuned, output = tmp_path / "tuned", ("--output", tmp_path / "no")
+    for words in (
+        ("finetune", tuned, *data, "--output", tmp_path / "mixed", "--mixup-alpha", 0.2),
+        ("finetune", "Ti/16", *data, "--output", tmp_path / "taught", "--teacher", tuned, "--image-size", 16),
+        *(("evaluate", tuned, *data, "--protocol", name) for name in ("linear-probe", "robustness", "corruptions")),
+        ("compare", tuned, tmp_path / "square", *data, *output),
+        ("page", tuned, *output),
+        ("predict", tuned, tmp_path / "data/test" / NAMES[0], "--draft"),
+        ("export", tuned, "--to", "onnx", "--static", *output),
+        ("export", tuned, "--to", "openvino", "--preprocessing", *output),
+        ("export", tuned, "--to", "onnx", "--quantize", "static", "--calibrate", tmp_path / "data", *output),
+    ):
+        code, _, err = command(*words)
+        assert code == 1, words
+        assert re.search(r"needs? images of one size, but the( image processor of this)? model", err), (words, err)
     model: Any = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "back").eval()
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "back")
     with torch.no_grad():
         logits = model(**processor(images, return_tensors="pt")).logits
+    files = sorted((tmp_path / "data/test").rglob("*.png"), key=lambda path: path.stem)
+    for name in ("tuned", "onnx", "openvino"):
+        scores = [dict(each.scores) for each in hf_vit.predict(str(tmp_path / name), files)]
+        ours = torch.tensor([[each[model.config.id2label[index]] for index in range(2)] for each in scores])
+        assert largest(ours, logits.softmax(-1)) <= 1e-5, name
     numbers = torch.tensor([model.config.label2id[NAMES[label]] for label in labels])
     expected = float(nn.functional.cross_entropy(logits, numbers))
     losses = {

@@ -29,7 +29,7 @@ from hf_vit import HfViTForImageClassification, HfViTModel, push_to_hub, variant
 from hf_vit.audit.results import select_records
 from hf_vit.data import load_data, to_rgb
 from hf_vit.errors import UserError
-from hf_vit.evaluation import predict_images
+from hf_vit.evaluation import predict
 from hf_vit.hub import card
 from hf_vit.hub.card import record_power, refresh_card, render_card, write_card
 from hf_vit.hub.card_metadata import find_common_license, find_license, find_metadata_errors, require_license
@@ -534,9 +534,12 @@ def photographs() -> list[Image.Image]:
     return [to_rgb(table[row]["image"]) for row in range(0, 24 * 6, 6)]
 
 
-@pytest.mark.parametrize("architecture", ["hf_vit", "transformers", "remote code"])
+@pytest.mark.parametrize(
+    ("architecture", "own_shape"),
+    [*((name, False) for name in ("hf_vit", "transformers", "remote code")), ("hf_vit", True), ("remote code", True)],
+)
 def test_the_cards_code_is_predict(
-    architecture: str, photographs: list[Image.Image], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, own_shape: bool, photographs: list[Image.Image], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "model"
     if architecture == "transformers":
@@ -544,7 +547,11 @@ def test_the_cards_code_is_predict(
         make_processor().save_pretrained(folder)
     else:
         save_model(folder, image_size=8)
-    code = make_example(read_config(folder), str(folder), architecture)
+    if own_shape:
+        settings = json.loads((folder / "preprocessor_config.json").read_text())
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings | {"max_num_patches": 12}))
+        photographs = [photograph.crop((0, 0, 32, 12)) for photograph in photographs]
+    code = make_example(read_config(folder), str(folder), architecture, own_shape)
     preparing = code[code.index("image =") : code.index("outputs =")]
     monkeypatch.chdir(tmp_path)
     for kind, save in KINDS.items():
@@ -554,7 +561,9 @@ def test_the_cards_code_is_predict(
             if not names:
                 with redirect_stdout(io.StringIO()) as printed:
                     exec(code, names)
-                (prediction,) = predict_images(load_model(folder, "cpu"), ["image.png"], top=1)
+                (prediction,) = predict(str(folder), "image.png", top=1)
+                if own_shape:
+                    assert names["outputs"].logits.softmax(-1).max().item() == pytest.approx(prediction.scores[0][1])
                 assert printed.getvalue().strip() == prediction.scores[0][0], kind
             exec(preparing, names)
             with Image.open("image.png") as opened:

@@ -332,8 +332,12 @@ def measure_agreement(
     return (agreement, None, None) if -1 in class_indices else (agreement, accuracies[0], accuracies[1])
 
 
-def verify(folder: Path) -> Certificate:
+def verify(folder: Path, runtime: Runtime | None = None) -> Certificate:
     """Repeat the checks of an exported folder on this machine; return its certificate with the new differences.
+
+    Args:
+        folder: an exported folder.
+        runtime: what runs the graph; default: the runtime that the certificate names.
 
     Raises:
         UserError: a file is missing, damaged or changed, or a difference exceeds its bound.
@@ -351,7 +355,7 @@ def verify(folder: Path) -> Certificate:
             f"{folder / NAME} is for the runtime {certificate.runtime!r}, but this version only knows "
             f"{', '.join(RUNTIMES)}; run pip install --upgrade hf-vit, or export the model again"
         )
-    runtime = RUNTIMES[certificate.runtime]
+    runtime = runtime or RUNTIMES[certificate.runtime]
     runtime.require(file)
     try:
         sha256 = runtime.sha256(file)

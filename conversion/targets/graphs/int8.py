@@ -18,6 +18,7 @@ import torch
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES, convert_images
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Mode, Runtime
 from hf_vit.data import ImageData, eval_transform, load_data, to_rgb
+from hf_vit.data.transforms import refuse_own_shapes
 from hf_vit.errors import UserError
 from hf_vit.results.writing import diagnose_write_failure
 
@@ -103,6 +104,7 @@ class Calibration:
         agreement: float = AGREEMENT,
     ) -> "Calibration":
         """Load a data set, see `load_data`; raise a UserError if it cannot be read or has too few images."""
+        refuse_own_shapes(processor, "--quantize")
         data = load_data(source, image_size=image_size)
 
         def shuffle_rows(split: str) -> list[tuple[str, int]]:

@@ -138,20 +138,30 @@ class OnnxRuntime(Runtime):
     """`model.onnx`; as an engine it has no bfloat16 on CPUs.
 
     int8 is per channel: "static" as QDQ with ranges from images, "dynamic" with the range of every batch.
+
+    Args:
+        provider: onnxruntime's execution provider, which must run the whole graph.
     """
 
     package, target, file, extra = "onnxruntime", "onnx", "model.onnx", "export"
     dtypes, modes = (torch.float32,), ("dynamic", "static")
 
+    def __init__(self, provider: str = "CPUExecutionProvider") -> None:
+        self.provider = provider
+
     def open(self, file: Path) -> Graph:
         """Open an ONNX file, with onnxruntime-extensions if it decodes images."""
         import onnxruntime
 
+        if self.provider not in onnxruntime.get_available_providers():
+            raise UserError(f"onnxruntime has no {self.provider} here; install a build that has it, with its libraries")
         options = onnxruntime.SessionOptions()
+        if self.provider != "CPUExecutionProvider":
+            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         options.log_severity_level = 4  # errors are raised and need not be logged too
         options.intra_op_num_threads = torch.get_num_threads()
         options.add_session_config_entry("session.force_spinning_stop", "1")  # else idle threads keep cores busy
-        start = partial(onnxruntime.InferenceSession, str(file), options, providers=["CPUExecutionProvider"])
+        start = partial(onnxruntime.InferenceSession, str(file), options, providers=[self.provider])
         try:
             session = start()
         except Exception as error:  # onnxruntime has many types of errors

@@ -27,7 +27,16 @@ logging.getLogger("onnxscript.optimizer._constant_folding").addFilter(lambda rec
 
 
 def _interpolate(input: torch.Tensor, size: Any = None, *, mode: str, **options: Any) -> torch.Tensor:
-    """Resize lines as maps of one row, as the exporter divides by zero for a line of one cell."""
+    """Resize lines as maps of one row, as the exporter divides by zero for a line of one cell.
+
+    Antialiasing is by matrices: OpenVINO ignores it, and ONNX has it from opset 18 on.
+    """
+    if options.pop("antialias", False):
+        over_rows, over_columns = (
+            _smoothing_matrix(number, side, mode == "bicubic").to(input.dtype)
+            for number, side in zip(size, input.shape[2:], strict=True)
+        )
+        return over_rows @ input @ over_columns.T
     if mode != "linear":
         return F.interpolate(input, size, mode=mode, **options)
     return F.interpolate(input[:, :, None], (1, size), mode="bilinear", **options)[:, :, 0]
@@ -66,6 +75,22 @@ def _averaging_matrix(number: int, side: int) -> torch.Tensor:
     index, cell = torch.arange(number)[:, None], torch.arange(side)
     start, end = index * side // number, ((index + 1) * side + number - 1) // number
     return ((cell >= start) & (cell < end)) / (end - start)
+
+
+def _smoothing_matrix(number: Any, side: int, is_cubic: bool) -> torch.Tensor:
+    """Return the matrix [number, side] by which torch resizes `side` cells with antialiasing: the weights of a filter.
+
+    The filter is as wide as the smaller of the two grids' steps: a triangle, or Keys' cubic with a = -0.5.
+    """
+    step = side / torch.full((), number, dtype=torch.float64)
+    centers = (torch.arange(number, dtype=torch.float64) + 0.5) * step
+    distance = (torch.arange(side, dtype=torch.float64) + 0.5 - centers[:, None]).abs() / step.clamp(min=1)
+    weights = (1 - distance).clamp(min=0)
+    if is_cubic:
+        near = (1.5 * distance - 2.5) * distance**2 + 1
+        far = ((2.5 - 0.5 * distance) * distance - 4) * distance + 2
+        weights = torch.where(distance <= 1, near, torch.where(distance < 2, far, 0.0))
+    return weights / weights.sum(dim=1, keepdim=True)
 
 
 def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> torch.Tensor:

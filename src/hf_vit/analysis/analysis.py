@@ -117,6 +117,7 @@ class Analysis(ABC):
         source: paper and section that it follows.
         shows: explanation of the plot and its limits.
         second_input: field of `Context` that it needs besides model, images and settings.
+        reads_images: whether it needs images of one size.
         arrays: specs of the result's arrays; arrays that do not apply to a model are absent.
         engine: the engine that ran an optimized model, if one was used.
     """
@@ -126,6 +127,7 @@ class Analysis(ABC):
     source: ClassVar[str]
     shows: ClassVar[str]
     second_input: ClassVar[Literal["against", "cue_conflicts"] | None] = None
+    reads_images: ClassVar[bool] = True
     arrays: ClassVar[Mapping[str, ArraySpec]]
 
     def __init__(self, context: Context) -> None:

@@ -33,6 +33,7 @@ from hf_vit.analysis.analysis import Analysis, AnalysisSettings, Arrays, Context
 from hf_vit.analysis.images import AnalysisImages, open_cue_conflicts, open_images
 from hf_vit.analysis.registry import ANALYSES
 from hf_vit.analysis.shape_bias import ShapeBias
+from hf_vit.data.transforms import keeps_shapes
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, enough_memory
 from hf_vit.evaluation.reading import refuse_output_in
@@ -400,6 +401,9 @@ def _run_analyses(
 def _select_applicable(only: Sequence[str] | None, context: Context, run: AnalysisRun) -> list[str]:
     """Return the names of the analyses that apply to the model; raise UserError if one in `only`, or none, does."""
     reasons = {name: analysis.obstacle(context) for name, analysis in ANALYSES.items() if only is None or name in only}
+    if any(keeps_shapes(each.processor) for each in (context.subject, context.against) if each is not None):
+        reason = "it needs images of one size, but the model's image processor keeps their shape (max_num_patches)"
+        reasons = {name: old or (reason if ANALYSES[name].reads_images else None) for name, old in reasons.items()}
     run.left_out = {name: reason for name, reason in reasons.items() if reason is not None}
     if only is not None and run.left_out:
         name = next(iter(run.left_out))

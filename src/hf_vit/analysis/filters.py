@@ -53,7 +53,7 @@ def patch_filters(model: nn.Module) -> dict[str, torch.Tensor]:
 class PatchFilters(Analysis):
     """The first principal components of the patch embedding and of the root convolution of hybrids and ResNets."""
 
-    name = "patch_filters"
+    name, reads_images = "patch_filters", False
     title = "Principal components of the patch filters"
     source = "arXiv 2010.11929, section 4.5 and figure 7 (left)"
     shows = (

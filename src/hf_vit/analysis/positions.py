@@ -56,7 +56,7 @@ def patch_positions(model: nn.Module) -> torch.Tensor | None:
 class PositionSimilarity(Analysis):
     """Cosine similarity between the position embeddings of all pairs of patches."""
 
-    name = "position_similarity"
+    name, reads_images = "position_similarity", False
     title = "Similarity of position embeddings"
     source = "arXiv 2010.11929, section 4.5 and figure 7 (center)"
     shows = (

@@ -28,6 +28,7 @@ from hf_vit.conversion.targets.registry import find_target
 from hf_vit.data import load_data
 from hf_vit.data.images import to_rgb
 from hf_vit.data.sources import is_builtin
+from hf_vit.data.transforms import keeps_shapes
 from hf_vit.environment import hardware, versions
 from hf_vit.errors import UserError, one_line
 from hf_vit.evaluation.reading import compute_scores, convert_to_scores
@@ -151,8 +152,8 @@ def verify_doors(
 
     The reference is the torch model. transformers' `pipeline` and the handler run where hf_vit cannot be imported, on a
     copy of the model with this package's code: code in the folder does not run. All doors compute in float32 on the
-    CPU. A door whose library or browser is missing, or that does not take the model, is not tried; those that resize
-    images to one size are not tried for a model whose image processor keeps their shape (`max_num_patches`).
+    CPU. A door whose library or browser is missing, or that does not take the model, is not tried; the pipeline and the
+    page, which resize images to one size, are not tried for a model whose image processor keeps their shape.
 
     Args:
         folder: folder of a saved classifier.
@@ -168,8 +169,6 @@ def verify_doors(
     if loaded.processor is None or loaded.folder is None or not hasattr(loaded.model, "save_pretrained"):
         raise UserError(f"{folder} is not a folder that save_pretrained wrote; give the folder of a saved classifier")
     loaded.model.float()
-    max_num_patches = find_max_patches(loaded)
-    subject = loaded if max_num_patches is None else keep_image_sizes(loaded, max_num_patches)
     fact = _find_data(loaded.folder) if data is None else data
     with scratch_folder("doors") as scratch:
         images, fact = _write_images(fact, scratch / "images")
@@ -177,7 +176,7 @@ def verify_doors(
         copy.save_pretrained(scratch / "model")
         loaded.processor.save_pretrained(scratch / "model")
         ways: dict[str, Callable[[], Answers]] = {
-            "torch": lambda: (_run_model(subject, images), f"torch {torch.__version__}", None),
+            "torch": lambda: (_run_model(loaded, images), f"torch {torch.__version__}", None),
             **{name: partial(_run_alone, name, loaded, images, scratch) for name in ("pipeline", "handler")},
             **{each.package: partial(_run_graph, each, loaded, images, scratch) for each in (ONNXRUNTIME, OPENVINO)},
             "browser page": lambda: _run_page(loaded, images, scratch, runtime),
@@ -186,7 +185,7 @@ def verify_doors(
         for name, run in ways.items():
             report(f"trying {name}")
             try:
-                if max_num_patches is not None and name not in ("torch", "handler"):
+                if name == "pipeline" and keeps_shapes(loaded.processor):
                     raise NotTriedError("it resizes images to one size, and the image processor keeps their shape")
                 answers, version, certificate = run()
             except NotTriedError as error:
@@ -245,6 +244,8 @@ def _label(loaded: LoadedModel, rows: Iterable[torch.Tensor]) -> list[Entries]:
 
 def _run_model(loaded: LoadedModel, files: Sequence[Path]) -> list[Entries]:
     """Return the answers of a model or a graph."""
+    if (max_num_patches := find_max_patches(loaded)) is not None:
+        loaded = keep_image_sizes(loaded, max_num_patches)
     rows: list[torch.Tensor] = []
     with torch.inference_mode():
         for start in range(0, len(files), _BATCH):

@@ -283,6 +283,15 @@ def keeps_shapes(processor: Any) -> bool:
     return getattr(processor, "max_num_patches", None) is not None
 
 
+def refuse_own_shapes(processor: Any, subject: str, *_: Any) -> None:
+    """Raise a UserError if an image processor keeps the shape of images, where all are needed in one size."""
+    if keeps_shapes(processor):
+        raise UserError(
+            f"{subject} needs images of one size, but the model's image processor keeps their shape; remove "
+            "max_num_patches from preprocessor_config.json to resize all images to one size"
+        )
+
+
 def fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
     """Return the largest patch grid (h, w) with the shape of an image, as SigLIP 2's processor computes it.
 

@@ -12,7 +12,7 @@ from hf_vit.errors import UserError, one_line
 from hf_vit.hub.card_metadata import check_license, find_base_license, load_facts, make_metadata, read_license
 from hf_vit.hub.card_sections import Markdown, code_block, code_span, escape_markup, make_sections
 from hf_vit.hub.example import Architecture, make_example
-from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, list_examples, read_config
+from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, keeps_shapes, list_examples, read_config
 from hf_vit.hub.published_results import parse_hub_id
 from hf_vit.repositories.hub import check_repo_id
 from hf_vit.results.facts import Facts, lock_folder
@@ -97,7 +97,7 @@ def _usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[str, o
     """Return the card's examples: with hf_vit, with the code beside the weights, and the commands."""
 
     def block(architecture: Architecture) -> Markdown:
-        return code_block(make_example(config, name, architecture), "python")
+        return code_block(make_example(config, name, architecture, keeps_shapes(folder)), "python")
 
     def command(*arguments: str) -> Markdown:
         return code_span(shlex.join(["hf-vit", *arguments]))

@@ -18,8 +18,27 @@ processor = AutoImageProcessor.from_pretrained(repo{processor_trust})
 model = {auto_class}.from_pretrained(repo{trust})
 
 {image}
-outputs = model(**processor(images=image, return_tensors="pt"))
+{outputs}
 {answer}"""
+_OUTPUTS = """\
+outputs = model(**processor(images=image, return_tensors="pt"))"""
+# Where the image processor keeps the shape of images: with hf_vit, and without.
+_OWN_SHAPE_WITH_PACKAGE = """\
+from hf_vit.data.transforms import fill_patches
+
+pixel_values = fill_patches(image, processor, model.config.patch_stride, processor.max_num_patches)
+outputs = model(pixel_values[None])"""
+_OWN_SHAPE = """\
+def count_patches(scale):  # rows and columns
+    return [max(1, math.ceil(side * scale / px)) for side, px in zip(image.size[::-1], model.config.patch_stride)]
+
+low, high = 1e-6, 100.0  # the image is resized to as many patches as fit
+while high - low >= 1e-5:
+    scale = (low + high) / 2
+    low, high = (scale, high) if math.prod(count_patches(scale)) <= processor.max_num_patches else (low, scale)
+height, width = (number * px for number, px in zip(count_patches(low), model.config.patch_stride))
+size = {"height": height, "width": width}
+outputs = model(**processor(images=image, size=size, return_tensors="pt"))"""
 # Imports and lines that load the image; with and without hf_vit they give the pixels that hf_vit's commands use.
 _WITH_PACKAGE = (
     """\
@@ -57,12 +76,17 @@ for label, box in zip(labels, boxes):
 print(len(labels), "objects")"""
 
 
-def make_example(config: ModelConfig, repo: str, architecture: Architecture) -> str:
+def make_example(config: ModelConfig, repo: str, architecture: Architecture, keeps_shapes: bool = False) -> str:
     """Return Python code that loads a model and prints its prediction for image.png.
 
-    The code is trustworthy: only the repository's name varies, and it is quoted.
+    The code is trustworthy: only the repository's name varies, and it is quoted. With `keeps_shapes` the image
+    processor of a model of hf_vit keeps the shape of images.
     """
     imports, image = _WITH_PACKAGE if architecture == "hf_vit" else _WITHOUT_PACKAGE
+    outputs = _OUTPUTS
+    if keeps_shapes and architecture != "transformers":
+        outputs = _OWN_SHAPE_WITH_PACKAGE if architecture == "hf_vit" else _OWN_SHAPE
+        imports = imports if architecture == "hf_vit" else f"import math\n\n{imports}"
     trust = ", trust_remote_code=True" if architecture == "remote code" or config.own_class else ""
     return _EXAMPLE.format(
         imports=imports,
@@ -71,6 +95,7 @@ def make_example(config: ModelConfig, repo: str, architecture: Architecture) -> 
         repo=json.dumps(one_line(repo), ensure_ascii=False),
         trust=trust,
         processor_trust=trust if config.own_class else "",
+        outputs=outputs,
         answer=_print_prediction(config),
     )
 

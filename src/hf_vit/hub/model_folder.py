@@ -113,6 +113,14 @@ def read_config(folder: Path) -> ModelConfig:
         raise UserError(f"config.json of {folder} is damaged: {reason}; save the model again") from error
 
 
+def keeps_shapes(folder: Path) -> bool:
+    """Return whether the image processor of a model folder keeps the shape of images."""
+    try:
+        return json.loads((folder / PROCESSOR).read_text(encoding="utf-8")).get("max_num_patches") is not None
+    except (OSError, ValueError, AttributeError, RecursionError):  # other checks tell
+        return False
+
+
 def check_inside(folder: Path, path: Path) -> None:
     """Raise a UserError if a path is a link out of the folder; in the Hub's cache, links into `blobs` are allowed."""
     root = folder.resolve()

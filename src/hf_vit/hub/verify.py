@@ -16,7 +16,7 @@ from huggingface_hub.hf_api import RepoFile
 from hf_vit.errors import UserError, one_line
 from hf_vit.hub.contents import SharedFile, find_differences
 from hf_vit.hub.example import make_example
-from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, list_weights, read_config
+from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, keeps_shapes, list_weights, read_config
 from hf_vit.repositories.hub import check_repo_id, retry
 from hf_vit.repositories.reading import check_references, guard_hub_access, list_indexed_files
 from hf_vit.results.writing import scratch_folder
@@ -177,7 +177,7 @@ def _make_package_example(config: ModelConfig, folder: Path) -> str | None:
 
     if config.model_type not in CONFIG_MAPPING or config.own_class is not None:
         return None
-    return make_example(config, str(folder), "hf_vit" if config.is_ours else "transformers")
+    return make_example(config, str(folder), "hf_vit" if config.is_ours else "transformers", keeps_shapes(folder))
 
 
 def _run_example(name: str, code: str) -> str:

@@ -83,17 +83,24 @@ class GraphForImageClassification(nn.Module):
             num_labels=len(labels),
             problem_type=self.graph.about.get("problem_type"),
             id2label={int(index): name for index, name in labels.items()},
+            # (height, width) px, in the graph of a model that reads images in their own shape.
+            patch_stride=json.loads(self.graph.about.get("patch_stride", "null")),
         )
         self.dtype_and_device = nn.Parameter(torch.zeros(()), requires_grad=False)
         self.register_buffer("sha256", torch.frombuffer(bytearray(digest), dtype=torch.uint8))
 
-    def forward(self, pixel_values: torch.Tensor) -> ImageClassifierOutput:
-        """Return the logits of images, [B, C, H, W]."""
-        return ImageClassifierOutput(logits=self._run(pixel_values)["logits"])  # pyright: ignore[reportArgumentType]
+    def forward(
+        self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None
+    ) -> ImageClassifierOutput:
+        """Return the logits of images, [B, C, H, W]; those with a mask [B, h, w] of their patches run one by one."""
+        logits: Any = self._run(pixel_values, patch_attention_mask)["logits"]
+        return ImageClassifierOutput(logits=logits)
 
-    def forward_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
+    def forward_features(
+        self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the inputs of the head, [B, D] (hidden size D)."""
-        outputs = self._run(pixel_values)
+        outputs = self._run(pixel_values, patch_attention_mask)
         if "features" not in outputs:
             raise UserError("the graph has no output for features; export the model again with hf-vit export")
         return outputs["features"]
@@ -102,11 +109,16 @@ class GraphForImageClassification(nn.Module):
         """Return the features unchanged; timm's models have a method of this name."""
         return features
 
-    def _run(self, pixel_values: torch.Tensor) -> Outputs:
-        """Run a batch; a graph with an image processor takes images of several sizes one by one."""
-        if self.takes == PIXEL_VALUES:
+    def _run(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor | None) -> Outputs:
+        """Run a batch; images of several sizes run one by one."""
+        if self.takes == PIXEL_VALUES and patch_attention_mask is None:
             return self._run_graph(pixel_values.detach().float().contiguous())
-        images = [_crop_from_canvas(padded) for padded in pixel_values.detach()]
+        if patch_attention_mask is None:
+            images = [_crop_from_canvas(padded) for padded in pixel_values.detach()]
+        else:
+            height, width = self.config.patch_stride
+            sizes = [(int(mask[:, 0].sum()) * height, int(mask[0].sum()) * width) for mask in patch_attention_mask]
+            images = [image[:, :h, :w].float() for image, (h, w) in zip(pixel_values.detach(), sizes, strict=True)]
         if self.takes != ENCODED and len({image.shape for image in images}) == 1:
             return self._run_graph(torch.stack(images))
         outputs = [self._run_graph(image[None]) for image in images]

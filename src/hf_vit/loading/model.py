@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, final
 
@@ -24,6 +24,7 @@ from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.data import eval_transform
 from hf_vit.data.labels import normalize_name
 from hf_vit.data.transforms import input_size as get_processor_size
+from hf_vit.data.transforms import keeps_shapes, refuse_own_shapes
 from hf_vit.display import shortened
 from hf_vit.environment import keep_freed_memory, pick_device
 from hf_vit.errors import UserError
@@ -156,6 +157,7 @@ class LoadedModel:
         """Lowest number of px of both sides of an image that its preparation does not enlarge."""
         size = getattr(self.processor, "size", None) or {}
         sides = [size.get(name) for name in ("height", "width", "shortest_edge")]
+        refuse_own_shapes(self.processor, "--draft")
         if self.resizes or not any(sides) or not getattr(self.processor, "do_resize", True):
             raise UserError(f"--draft needs a fixed input size, which {self.name} does not have; leave --draft out")
         return max(int(side) for side in sides if side)
@@ -313,7 +315,10 @@ def _wrap(
     if getattr(getattr(model, "config", None), "model_type", None) == "imagegpt":
         model, prepare = wrap_image_gpt(model, processor)
     state = frozenset[Any]() if folder is None else _read_file_states(folder)
-    return LoadedModel(model.eval(), prepare or eval_transform(processor).batch, name, folder, processor, origin, state)
+    if prepare is None and keeps_shapes(processor):  # unless `keep_image_sizes` replaces it
+        prepare = cast(Any, partial(refuse_own_shapes, processor, f"this use of {name}"))
+    prepare = prepare or eval_transform(processor).batch
+    return LoadedModel(model.eval(), prepare, name, folder, processor, origin, state)
 
 
 def _read_file_states(folder: Path) -> frozenset[tuple[object, ...]]:

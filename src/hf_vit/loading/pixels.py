@@ -17,6 +17,7 @@ from hf_vit.data.transforms import fill_patches, keeps_shapes, pad_to_patches, p
 from hf_vit.errors import UserError
 from hf_vit.families import family_of
 from hf_vit.inference.mixed_sizes import without_padding
+from hf_vit.loading.graphs import GraphForImageClassification
 from hf_vit.loading.model import LoadedModel
 
 if TYPE_CHECKING:
@@ -119,12 +120,13 @@ def keep_image_sizes(subject: LoadedModel, max_num_patches: int) -> LoadedModel:
         UserError: the model is no Vision Transformer of hf_vit with a pooling layer, or `max_num_patches` is below 1.
     """
     model: Any = subject.model
-    if not _is_vit(model) or subject.processor is None:
+    is_graph = _is_graph_for_shapes(model)
+    if not (_is_vit(model) or is_graph) or subject.processor is None:
         raise UserError(
             f"{subject.name} only takes images of one size; leave --max-num-patches out, or give a Vision "
             "Transformer of hf_vit (hf-vit convert converts those of other libraries)"
         )
-    if getattr(model.base_model, "pooler", None) is None:
+    if not is_graph and getattr(model.base_model, "pooler", None) is None:
         raise UserError(
             f"{subject.name} has no pooling layer, which images of different sizes need; load it with its "
             "pooling layer (add_pooling_layer=True)"
@@ -145,13 +147,19 @@ def _is_vit(model: Any) -> bool:
     return family is not None and family.is_vit
 
 
+def _is_graph_for_shapes(model: Any) -> bool:
+    """Return whether a model is an exported graph of a model that reads images in their own shape."""
+    return isinstance(model, GraphForImageClassification) and model.config.patch_stride is not None
+
+
 def find_max_patches(subject: LoadedModel) -> int | None:
     """Return the number of patches for which a model's own processor keeps the shape of images, as SigLIP 2's does.
 
     None: the processor gives images of one size, or the model does not take others.
     """
     count, model = getattr(subject.processor, "max_num_patches", None), cast(Any, subject.model)
-    takes_others = _is_vit(model) and getattr(model.base_model, "pooler", None) is not None
+    is_pooling = _is_vit(model) and getattr(model.base_model, "pooler", None) is not None
+    takes_others = is_pooling or _is_graph_for_shapes(model)
     return count if isinstance(count, int) and count > 0 and takes_others else None
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers.modeling_utils import PreTrainedModel
 
+from hf_vit.data.transforms import refuse_own_shapes
 from hf_vit.errors import UserError
 from hf_vit.families import family_of, problem_type_of
 from hf_vit.hub.card_metadata import select_main_evaluation
@@ -61,6 +62,7 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
     Raises:
         UserError: the page cannot do one of the steps.
     """
+    refuse_own_shapes(processor, "the page")
     settings = processor.to_dict()
     size = dict(settings.get("size") or {})
     crop = settings.get("crop_size") if settings.get("do_center_crop") else None

@@ -9,7 +9,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -19,6 +19,7 @@ from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES
+from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.results.documents import Measurements
 
 if TYPE_CHECKING:
@@ -152,7 +153,11 @@ def noise_for(subject: "LoadedModel", batch: int) -> torch.Tensor:
     Raises:
         UserError: the model refuses a batch of this size.
     """
-    height, width = subject.input_size
+    if (count := find_max_patches(subject)) is not None:
+        (height, width), keeping = subject.image_size or (224, 224), keep_image_sizes(subject, count)
+        subject = replace(subject, prepare=lambda images: keeping.prepare(images)["pixel_values"])
+    else:
+        height, width = subject.input_size
     pixels = np.random.default_rng(0).integers(0, 256, (batch, height, width, 3), np.uint8)
     pixel_values = subject.pixel_values([Image.fromarray(image) for image in pixels])
     _forward(subject, pixel_values)()
