@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import statistics
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -412,6 +413,23 @@ def doors(path: Path) -> str:
         f"{record['bound']:.0e} is allowed."
     )
     return markdown("door | what ran | labels equal | largest difference of a probability", lines, caption)
+
+
+@table("doors.json")
+def served(path: Path) -> str:
+    """Return one line a server under load."""
+    rows = load(path)["load"]
+    lines = [
+        (row["server"], *(f"{row['statuses'].get(status, 0):,}" for status in ("200", "400")),
+         f"{sum(count for status, count in row['statuses'].items() if 'wrong' in status):,}",
+         ", ".join(str(size) for _, size in row["mib"][:: len(row["mib"]) // 5]), f"{row['growth_mib'] + 0:+.1f}")
+        for row in rows
+    ]  # fmt: skip
+    caption = (
+        f"{rows[0]['clients']} clients ask for {rows[0]['seconds']:.0f} s, one request in five bad; hf_vit can be "
+        "imported. Growth: mean of the last third minus that of the one before. By `python benchmarks/doors.py`."
+    )
+    return markdown("server | answered | refused by 400 | others | MiB over time | growth, MiB", lines, caption)
 
 
 # ---- speed and memory: tables whose rows are the rows of a record
@@ -889,6 +907,20 @@ def mutants(path: Path) -> str:
     caption = f"Round `{name}`, {last['date']}, commit {last['commit'][:7]}, {last['cpu_hours']} CPU hours. "
     caption += f"Survived: of the tests in the {last['test_files_covered']} test files looked at so far."
     return markdown(["package", *kinds], lines, caption)
+
+
+def colab(_: Path | None) -> str:
+    """Return a badge that opens the notebook in Colab; nothing while pyproject.toml names no repository of GitHub."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    address = project.get("urls", {}).get("Repository", "").removesuffix("/")
+    if not address.startswith("https://github.com/"):
+        return ""
+    notebook = address.removeprefix("https://") + "/blob/main/examples/first_model.ipynb"
+    link = f"https://colab.research.google.com/{notebook.replace('github.com', 'github', 1)}"
+    return f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({link})\n"
+
+
+TABLES["colab"] = colab
 
 
 def rewrite(text: str) -> str:

@@ -1,58 +1,40 @@
-"""Search a data set by image: features in parquet files, a FAISS index, and its recall against exact search.
+"""Search images by image with FAISS (pip install faiss-cpu): python examples/search.py out/demo digits query.png"""
 
-    pip install faiss-cpu
-    python examples/search.py out/demo digits docs/images/digit.png
-
-Prints the ten nearest images of each query, by cosine similarity.
-"""
-
+import glob
 import sys
 import time
-from pathlib import Path
 
 import faiss
 import numpy as np
 import torch
-from PIL import Image
 from pyarrow import parquet
-from transformers import AutoImageProcessor, AutoModel
 
-from hf_vit.data import to_rgb
+from hf_vit.data.images import decode_image
 from hf_vit.evaluation import embed
+from hf_vit.evaluation.reading import compute_features
+from hf_vit.loading import load_model
+from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 
-NEAREST, OUTPUT = 10, Path("out/search")
+model, data, *queries = sys.argv[1:]
+embed(model, data, "out/search")  # run again, it continues or has nothing to do
+table = parquet.read_table(glob.glob("out/search/*.parquet"))
+faiss.normalize_L2(vectors := np.stack(table["embedding"].to_numpy()))
+sample, answers = vectors[:: max(len(vectors) // 1000, 1)], []
+for name in ("Flat", "HNSW64"):  # exact search, and a graph of neighbors
+    index, start = faiss.index_factory(vectors.shape[1], name, faiss.METRIC_INNER_PRODUCT), time.perf_counter()
+    index.add(vectors)
+    added = time.perf_counter()
+    answers.append(index.search(sample, 10)[1])
+    milliseconds = 1000 * (time.perf_counter() - added) / len(sample)
+    print(f"{name}: {len(vectors):,} images in {added - start:.1f} s, {milliseconds:.3f} ms a query")
+shared = [len({*exact} & {*found}) / 10 for exact, found in zip(*answers, strict=True)]
+print(f"recall of the 10 nearest: {np.mean(shared):.2%} of {len(sample):,} queries")
 
-
-def main(model: str, data: str, *queries: str) -> None:
-    embed(model, data, OUTPUT)  # run again, it continues or has nothing to do
-    table = parquet.read_table(sorted(OUTPUT.glob("*.parquet")))
-    vectors = table["embedding"].combine_chunks().flatten().to_numpy().astype(np.float32).reshape(len(table), -1)
-    faiss.normalize_L2(vectors)
-    size = vectors.shape[1]
-    index, exact = faiss.IndexHNSWFlat(size, 32, faiss.METRIC_INNER_PRODUCT), faiss.IndexFlatIP(size)
-    index.hnsw.efConstruction, index.hnsw.efSearch = 100, 64
-    answers, sample = [], vectors[:: max(len(vectors) // 1000, 1)]
-    for name, searched in (("HNSW", index), ("exact", exact)):
-        start = time.perf_counter()
-        searched.add(vectors)
-        built = time.perf_counter()
-        answers.append(searched.search(sample, NEAREST)[1])
-        seconds = time.perf_counter() - built
-        print(
-            f"{name}: {len(vectors):,} images in {built - start:.1f} s, {1000 * seconds / len(sample):.3f} ms a query"
-        )
-    shared = [len({*found} & {*wanted}) for found, wanted in zip(*answers, strict=True)]
-    print(f"recall of the {NEAREST} nearest: {np.mean(shared) / NEAREST:.2%} of {len(sample):,} queries")
-
-    processor, network = AutoImageProcessor.from_pretrained(model), AutoModel.from_pretrained(model).eval()
-    for query in queries:
-        with torch.inference_mode():
-            pixels = processor(to_rgb(Image.open(query)), return_tensors="pt")
-            vector = network(**pixels).pooler_output.flatten(1).numpy()
-        faiss.normalize_L2(vector)
-        for score, row in zip(*(found[0] for found in index.search(vector, NEAREST)), strict=True):
-            print(f"{query}: {score:.3f} {table['image'][row].as_py() or table['index'][row]} {table['label'][row]}")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+subject = load_model(model)
+if max_num_patches := find_max_patches(subject):  # images in their own shape
+    subject = keep_image_sizes(subject, max_num_patches)
+for query in queries:
+    with torch.inference_mode():
+        faiss.normalize_L2(vector := compute_features(subject.model, subject.pixel_values([decode_image(query)])))
+    for score, row in zip(*(found[0] for found in index.search(vector, 10)), strict=True):
+        print(f"{query}: {score:.3f} {table['image'][row].as_py() or table['index'][row]} {table['label'][row]}")
