@@ -33,7 +33,7 @@ from hf_vit.loading.model import load_model
 from hf_vit.loading.start import find_model
 from hf_vit.training import finetune
 from hf_vit.training.recipes.registry import Recipe, find_recipe
-from hf_vit.training.tasks.dense import build_dense_model, model_inputs
+from hf_vit.training.tasks.dense import build_dense_model, make_model_inputs
 from hf_vit.training.trainer.optimizers import choose_optimizer
 
 BATCH, EVALUATIONS, HELD_OUT = 16, 3, 200
@@ -127,7 +127,7 @@ def measure_seconds(pair: Pair) -> tuple[float, float]:
     for _ in range(4):
         start = time.process_time()
         batch = dense_collator(images.__getitems__(range(BATCH)))
-        model.train()(**model_inputs(model, batch)).loss.backward()
+        model.train()(**make_model_inputs(model, batch)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.process_time() - start)

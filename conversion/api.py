@@ -248,7 +248,8 @@ def _stage_blocks(config: Any, parent: str) -> dict[str, str]:
 
 def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, torch.Tensor]:
     """Run one forward pass over [B, C, H, W]; return all stages with the axes of the original, channels last."""
-    body, config = model.base_model, model.base_model.config
+    body = model.base_model
+    config = body.config
     stages: dict[str, torch.Tensor] = {}
 
     def make_hook(stage: str) -> Callable[[torch.nn.Module, tuple[Any, ...], Any], None]:
@@ -268,34 +269,39 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, 
         with torch.no_grad():
             output = body(pixel_values)
             head = model.classifier if plan.has_head else torch.nn.Identity()
-            pooled, logits = output.pooler_output, head(output.pooler_output)
+            pooled = output.pooler_output
+            logits = head(pooled)
             if plan.family == "bit":
                 grid = config.grid_of(*pixel_values.shape[2:])
                 stages["logits_2d"] = head(output.last_hidden_state).unflatten(1, grid)
             elif plan.family != "mixer":
-                stages["encoded"] = output.last_hidden_state
                 pooled = body.pooler.pool(output.last_hidden_state)
-                # big_vision attaches the class token after the positions; its loader adds the row of older tables.
-                is_attached_later = plan.origin == "big_vision" or not config.position_on_class_token
-                if is_attached_later:
-                    stages["with_posemb"] = stages["with_posemb"][:, patch_token_slice(config)]
+                _add_token_stages(stages, body, plan, output.last_hidden_state)
                 if plan.has_head and config.has_distillation_head:  # the mean of both heads, as in the classifier
                     logits = (logits + model.distillation_classifier(output.last_hidden_state[:, 1])) / 2
-                if config.position_embedding == "learned":
-                    position_embeddings = body.embeddings.position_embeddings.detach()
-                    rows = body.embeddings.num_special_rows
-                    h, w = stages["embedding"].shape[1:3]
-                    first_row = rows if is_attached_later else 0
-                    stages["posemb_in"] = position_embeddings[:, first_row:]
-                    stages["posemb_out"] = resample_position_table(position_embeddings, config.grid, (h, w), rows)[
-                        :, first_row:
-                    ]
     except ValueError as error:
         raise UserError(f"the recorded images do not fit the model: {error}; give a recording of this model") from error
     finally:
         for handle in handles:
             handle.remove()
     return stages | {"pooled": pooled, "pre_logits": output.pooler_output, "logits": logits}
+
+
+def _add_token_stages(stages: dict[str, torch.Tensor], body: Any, plan: Plan, tokens: torch.Tensor) -> None:
+    """Add the encoded tokens of a model with tokens, and its positions, to the stages that hooks have stored."""
+    config = body.config
+    stages["encoded"] = tokens
+    # big_vision attaches the class token after the positions; its loader adds the row of older tables.
+    is_attached_later = plan.origin == "big_vision" or not config.position_on_class_token
+    if is_attached_later:
+        stages["with_posemb"] = stages["with_posemb"][:, patch_token_slice(config)]
+    if config.position_embedding == "learned":
+        table = body.embeddings.position_embeddings.detach()
+        num_special = body.embeddings.num_special_rows
+        h, w = stages["embedding"].shape[1:3]
+        first_row = num_special if is_attached_later else 0
+        stages["posemb_in"] = table[:, first_row:]
+        stages["posemb_out"] = resample_position_table(table, config.grid, (h, w), num_special)[:, first_row:]
 
 
 REPORT_BEGIN = b'{"origin": '
@@ -323,12 +329,7 @@ class ConversionResult(Displayed):
         """Return the rows of the summary that is printed for a result."""
         keys = f"{len(self.plan.consumed):,} used, {len(self.plan.ignored):,} ignored"
         model = self.plan.model_class.__name__
-        rows: dict[str, object] = {
-            "output": self.output,
-            "origin": self.plan.origin,
-            "model": model,
-            "keys": keys,
-        }
+        rows: dict[str, object] = {"output": self.output, "origin": self.plan.origin, "model": model, "keys": keys}
         if self.verification is not None:
             rows["verified"] = f"{len(self.verification.checks):,} arrays agree"
         return rows
@@ -364,7 +365,8 @@ def convert(
             reproduce the recorded results.
     """
     start = time.perf_counter()
-    settings, output_folder = PlanSettings(**options), prepare_output(output, force)
+    settings = PlanSettings(**options)
+    output_folder = prepare_output(output, force)
     for flag, path in (("--verify", recording), ("--head", head)):
         if path is not None and is_within(output_folder, path):
             raise UserError(

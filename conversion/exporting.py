@@ -88,7 +88,8 @@ def export(
         UserError: there is no such model or target, the target cannot express the model, a library is missing, or the
             exported model gives other results.
     """
-    target, start = find_target(to), time.perf_counter()
+    start = time.perf_counter()
+    target = find_target(to)
     options: dict[str, object] = {"static": static, "spelling": spelling, "preprocessing": preprocessing}
     options |= {"decoding": decoding, "opset": opset}
     options |= {"quantize": quantize, "calibrate": calibrate, "agreement": agreement}
@@ -108,7 +109,7 @@ def export(
     with quiet_transformers():
         loaded, processor = open_model(model)
         target.refuse_inexpressible(loaded)
-        arrays = target.arrays_of(loaded)
+        arrays = target.make_arrays(loaded)
         if mode is not None and not has_head(loaded):
             raise UserError(
                 f"--quantize {mode} compares predicted classes, but the model has no classifier; give a "
@@ -119,8 +120,9 @@ def export(
         input_form = IMAGES if preprocessing else target.takes
         if decoding:
             input_form = ENCODED
-        size, calibration = as_pair(loaded.config.image_size), None
+        calibration = None
         if calibrate is not None:
+            size = as_pair(loaded.config.image_size)
             calibration = Calibration.load(calibrate, processor, size, input_form, agreement or AGREEMENT)
         with new_folder(output_folder, force) as folder:
             graph_options = input_form, mode, calibration, opset

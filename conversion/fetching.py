@@ -57,7 +57,7 @@ class LocalCheckpoint:
         if self.companions is not None:
             reader.companions = self.companions
         elif (config := reader.companions.config or {}).get("model_type") == WRAPPER:
-            reader.companions = replace(reader.companions, config=config_of_wrapper(config))
+            reader.companions = replace(reader.companions, config=convert_wrapper_config(config))
         return reader
 
 
@@ -140,7 +140,7 @@ def _fetch_from_timm(source: str) -> LocalCheckpoint:
     if folder.is_dir():
         return LocalCheckpoint(folder, TIMM + folder.resolve().name)
     architecture, _, file = name.partition("@")
-    pretrained_config = _pretrained_config(architecture)
+    pretrained_config = _find_pretrained_config(architecture)
     if file:
         companions = Companions({"architecture": architecture, "pretrained_cfg": pretrained_config})
         return LocalCheckpoint(Path(file).expanduser(), f"{TIMM}{architecture}@{Path(file).name}", companions)
@@ -151,14 +151,14 @@ def _fetch_from_timm(source: str) -> LocalCheckpoint:
     return LocalCheckpoint(_fetch_from_hub(f"hf://{repo}").path, source)
 
 
-def config_of_wrapper(config: Mapping[str, Any]) -> dict[str, Any]:
+def convert_wrapper_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Convert config.json of transformers' wrapper around a timm model to timm's form.
 
     Without a `pretrained_cfg` it gets that of its architecture, with the input size from its arguments.
     """
     timm_config = {name: value for name, value in config.items() if name != "model_type"}
     if not timm_config.get("pretrained_cfg"):
-        pretrained_config = _pretrained_config(str(config.get("architecture")))
+        pretrained_config = _find_pretrained_config(str(config.get("architecture")))
         size = (config.get("model_args") or {}).get("img_size")
         if size is not None:
             pretrained_config["input_size"] = [3, *(size if isinstance(size, list) else [size, size])]
@@ -166,7 +166,7 @@ def config_of_wrapper(config: Mapping[str, Any]) -> dict[str, Any]:
     return timm_config
 
 
-def _pretrained_config(architecture: str) -> dict[str, Any]:
+def _find_pretrained_config(architecture: str) -> dict[str, Any]:
     """Return timm's `pretrained_cfg` for a model name, with its tag or timm's default tag."""
     try:
         from timm.models import get_pretrained_cfg
@@ -254,7 +254,7 @@ def _copy_from_bucket(url: str, folder: Path, checked_later: bool, versions: set
     filesystem: Any = fsspec.filesystem("gs")
     try:
         info = filesystem.info(url)
-        target, partial = _cache_paths(folder, url, str(info.get("etag")), info.get("size"))
+        target, partial = _make_cache_paths(folder, url, str(info.get("etag")), info.get("size"))
         if not target.is_file():
             filesystem.get_file(url, str(partial))
             _finish(folder, partial, target)
@@ -270,7 +270,7 @@ def _download_once(url: str, folder: Path, checked_later: bool, versions: set[st
     if size is None and not checked_later:
         reason = "the server does not report the file's size, so an incomplete download would go unnoticed"
         raise _download_error(url, f"{reason}; give the file's digest with --sha256")
-    target, partial = _cache_paths(folder, url, version, size)
+    target, partial = _make_cache_paths(folder, url, version, size)
     if version is None:  # the partial file may belong to another version
         target.unlink(missing_ok=True)
         partial.unlink(missing_ok=True)
@@ -344,7 +344,7 @@ def _classify_errors(url: str) -> Generator[None]:
         raise _InterruptedError(short_reason(error)) from error
 
 
-def _cache_paths(folder: Path, url: str, version: str | None, size: int | None) -> tuple[Path, Path]:
+def _make_cache_paths(folder: Path, url: str, version: str | None, size: int | None) -> tuple[Path, Path]:
     """Return the paths of the complete and of the partial file of a version; create their folder."""
     version_folder = folder / hashlib.sha256(f"{version} {size}".encode()).hexdigest()[:16]
     version_folder.mkdir(exist_ok=True)

@@ -272,7 +272,7 @@ def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, f
             assumed.pop(name, None)
     fields = _build_fields(layout, declared, settings, assumed)
     fields |= _read_fields(layout, companions)
-    fields |= _label_fields(layout.dims["L"] if source_has_head else None, declared, settings)
+    fields |= _make_label_fields(layout.dims["L"] if source_has_head else None, declared, settings)
     config, resample = _build_config(origin.family, fields, settings.resize_to)
     model_class = FAMILIES[origin.family].classes["classification" if has_head else "model"]
     with torch.device("meta"), no_init_weights():
@@ -412,14 +412,14 @@ class Layout:
         """
         votes: dict[str, Counter[int]] = defaultdict(Counter)
         for name, rule in sorted(self.present.items(), key=lambda item: len(item[1].axes)):
-            axes, shape = self._axes(rule), self.normal_shapes[name]
+            axes, shape = self._resolve_axes(rule), self.normal_shapes[name]
             if len(axes) == len(shape):
                 for (factor, letter), size in zip(axes, shape, strict=True):
                     if letter and size % factor == 0:
                         votes[letter][size // factor] += 1
         return {letter: sizes.most_common(1)[0][0] for letter, sizes in votes.items()}
 
-    def _axes(self, rule: KeyRule) -> list[tuple[int, str]]:
+    def _resolve_axes(self, rule: KeyRule) -> list[tuple[int, str]]:
         """Return (factor, letter) of the rule's axes, given the optional parts that the file has."""
         axes = list(rule.axes)
         for part, replacements in self.origin.without.items():
@@ -480,7 +480,7 @@ class Layout:
 
     def _describe_misfit(self, name: str) -> str:
         """Return a clause about an array's wrong shape; "" if the shape is right."""
-        shape, axes = self.normal_shapes[name], self._axes(self.present[name])
+        shape, axes = self.normal_shapes[name], self._resolve_axes(self.present[name])
         # A size that no array shows is 0.
         needed = tuple(factor * self.dims.get(letter, 0) if letter else factor for factor, letter in axes)
         if shape == needed and all(shape):
@@ -607,7 +607,7 @@ def _read_fields(layout: Layout, companions: Companions) -> Fields:
     return {rule.parameter: SETTINGS[rule.transform](arrays[key], layout.dims) for key, rule in rules.items()}
 
 
-def _label_fields(size: int | None, declared: Declared, settings: PlanSettings) -> Fields:
+def _make_label_fields(size: int | None, declared: Declared, settings: PlanSettings) -> Fields:
     """Return the config's fields for the names of the classes, or at least for their number.
 
     `size` is the number of classes of the source's head; None without one.

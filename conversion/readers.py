@@ -200,14 +200,10 @@ class NpzReader(CheckpointReader):
         """Open the archive, check its directory, every member's header and the total size."""
         with self._translate_errors("cannot be read as an .npz archive"):
             self._zip = self._opened.enter_context(zipfile.ZipFile(self.path))
-        infos, size = self._zip.infolist(), self.path.stat().st_size
+        infos = self._zip.infolist()
+        size = self.path.stat().st_size
         with self._translate_errors("is damaged"):
-            # zipfile accepts a truncated directory; the end record has the true number of entries.
-            with self.path.open("rb") as file:
-                file.seek(size - _END_RECORD.size - len(self._zip.comment))
-                num_declared = _END_RECORD.unpack(file.read(_END_RECORD.size))[4]
-            if num_declared != len(infos):
-                raise ValueError(f"its directory lists {len(infos)} of {num_declared} members")
+            self._check_number_of_members(len(infos), size)
             _refuse_leading_bytes(infos)
         if not infos:
             raise UserError(f"{self.path.name} is an archive without arrays; download the file again")
@@ -218,12 +214,12 @@ class NpzReader(CheckpointReader):
             )
         self.members: dict[str, Member] = {}
         for info in infos:
-            key = self._array_key(info)
+            key = self._read_array_key(info)
             if key in self.members:
                 raise UserError(f"{self.path.name} holds '{key}' twice; save the file again with each key once")
             with self._translate_errors(f"is damaged at '{key}'"):
                 self.members[key] = self._read_member(info, size)
-        total = sum(4 * math.prod(member.shape) for member in self.members.values())
+        total = sum(4 * math.prod(member.shape) for member in self.members.values())  # in float32
         if total > max(FREE_BYTES, MAX_GROWTH * size):
             raise UserError(
                 f"{self.path.name} would grow from {size} to {total} bytes when unpacked, as a zip bomb does; if "
@@ -231,7 +227,15 @@ class NpzReader(CheckpointReader):
             )
         return {key: member.shape for key, member in self.members.items()}
 
-    def _array_key(self, info: zipfile.ZipInfo) -> str:
+    def _check_number_of_members(self, count: int, file_size: int) -> None:
+        """Raise a ValueError unless the end record has this count, as zipfile accepts a truncated directory."""
+        with self.path.open("rb") as file:
+            file.seek(file_size - _END_RECORD.size - len(self._zip.comment))
+            num_declared = _END_RECORD.unpack(file.read(_END_RECORD.size))[4]
+        if num_declared != count:
+            raise ValueError(f"its directory lists {count} of {num_declared} members")
+
+    def _read_array_key(self, info: zipfile.ZipInfo) -> str:
         """Return the array's key, the member's name without .npy; raise a UserError for an unsafe name."""
         # Check the raw name, as zipfile normalizes NULs and, on some systems, separators.
         name, raw = info.filename, info.orig_filename

@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_vit.conversion.fill import load_weights
 from hf_vit.conversion.origins import google
-from hf_vit.conversion.origins.registry import likely_kind
+from hf_vit.conversion.origins.registry import guess_kind
 from hf_vit.conversion.planning import PlanSettings, make_plan
 from hf_vit.conversion.readers import open_checkpoint
 from hf_vit.errors import UserError
@@ -31,7 +31,7 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
     with open_checkpoint(source) as reader:
         if not google.BIT.recognizes(reader.shapes):
             is_paper = google.BIT_PAPER.recognizes(reader.shapes)
-            kind = "a BiT ResNetV2" if is_paper else likely_kind(reader.shapes) or "another kind of checkpoint"
+            kind = "a BiT ResNetV2" if is_paper else guess_kind(reader.shapes) or "another kind of checkpoint"
             raise UserError(
                 f"{name} looks like {kind}, but only a BiT ResNet with post-activation units fits a stem; give "
                 "such a checkpoint"

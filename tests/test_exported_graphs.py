@@ -101,7 +101,8 @@ def test_evaluate_and_compare(places: dict[str, Path], tmp_path: Path):
     assert of_graph["top1"] == of_model["top1"]
     assert (of_graph["parameters"], of_graph["flops"], of_graph["fgsm"]) == (None, None, None)
     assert (
-        of_graph["notes"][-1] == "the model is a graph: it was not attacked, and parameters and FLOPs were not counted"
+        of_graph["notes"][-1]
+        == "the model is an exported graph: it was not attacked, and parameters and FLOPs were not counted"
     )
 
 
@@ -232,7 +233,7 @@ def test_commands_feed_a_graph_with_its_processor_images_as_they_are(
     assert of_graph["image_size"] == of_model["image_size"]
     assert (
         of_graph["notes"][-1]
-        == "the model is a graph: it was not corrupted or attacked, and parameters and FLOPs were not counted"
+        == "the model is an exported graph: it was not corrupted or attacked, and parameters and FLOPs were not counted"
     )
     assert run("evaluate", graph, *data, "--protocol", "corruptions") == 1
     assert "contains its image processor, so it cannot be attacked" in capsys.readouterr().err

@@ -5,15 +5,7 @@ from dataclasses import replace
 
 from hf_vit.conversion.origins import timm
 from hf_vit.conversion.origins.beside import CLIP_PIXELS, validate_values
-from hf_vit.conversion.origins.origin import (
-    Declared,
-    Fields,
-    KeyNames,
-    KeyRule,
-    Network,
-    Origin,
-    dense,
-)
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense
 from hf_vit.conversion.origins.wrapped import make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 
@@ -94,11 +86,11 @@ def _timm_names(shapes: Shapes) -> KeyNames:
     return rename_keys(rename_keys(unwrap(shapes, timm.PATCHES, {}), TIMM_MODULES), TIMM_LAYERS)
 
 
-def _declared_timm(companions: Companions, shapes: Shapes) -> Declared:
+def _read_timm_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts about arguments and preprocessing in timm's config.json."""
     config_file = validate_values(timm.TimmConfig, companions.config or {}, "config.json")
     arguments = {"global_pool": config_file.global_pool, **(config_file.model_args or {})}
-    fields = timm.argument_fields(arguments, has_special=False)
+    fields = timm.convert_arguments(arguments, has_special=False)
     return timm.declare(config_file, companions.config or {}, {"position_embedding": "learned", **fields})
 
 
@@ -109,7 +101,7 @@ TIMM_AIMV2 = replace(
     recognizes=make_recognizer(timm.PATCHES, ("",), r"(^|\.)patch_embed\.norm\.weight$"),
     names=_timm_names,
     configure=lambda network: _configure(network) | {"position_interpolation": "bicubic_antialias"},
-    declared=_declared_timm,
+    declared=_read_timm_config,
     foreign_heads={},
     package="timm",
 )

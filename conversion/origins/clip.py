@@ -73,7 +73,7 @@ def _configure_clip(network: Network) -> Fields:
     return network.vit_fields(1, heads={}) | _CLIP_FIELDS | {"hidden_act": "quick_gelu"}
 
 
-def _declared_clip(companions: Companions, shapes: Shapes) -> Declared:
+def _read_clip_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts in CLIP's config.json, which also has the width of the projection."""
     width = (companions.config or {}).get("projection_dim")
     rows = next((shape[0] for key, shape in shapes.items() if key.endswith("visual_projection.weight") and shape), None)
@@ -97,7 +97,7 @@ CLIP = Origin(
     recognizes=make_recognizer(_PATCHES, _BASES, rf"{_CLASS}$"),
     names=_names,
     configure=_configure_clip,
-    declared=_declared_clip,
+    declared=_read_clip_config,
     assumed={
         "num_attention_heads": "heads of 64",
         "hidden_act": "quick_gelu",
@@ -111,7 +111,7 @@ CLIP = Origin(
 # transformers' classifier on CLIP reads the mean of the last block's patches, without a last LayerNorm.
 
 
-def _classifier_names(shapes: Shapes) -> KeyNames:
+def _select_classifier_names(shapes: Shapes) -> KeyNames:
     """Return the names of the classifier's keys; the last LayerNorm is ignored."""
     names = _names(shapes)
     ignore_keys(names, "post_layernorm.", "last LayerNorm, which the classifier does not use")
@@ -126,7 +126,7 @@ CLIP_CLASSIFIER = replace(
         *dense("classifier", "LD", part="head"),
     ),
     recognizes=make_recognizer(_PATCHES, _BASES, rf"{_CLASS}$", r"classifier\."),
-    names=_classifier_names,
+    names=_select_classifier_names,
     configure=lambda network: (
         _configure_clip(network) | {"pooling": "gap", "use_class_token": True, "norm_after_pooling": None}
     ),
@@ -138,7 +138,7 @@ CLIP_CLASSIFIER = replace(
 _MAP = "pooler.map"
 
 
-def _siglip_names(shapes: Shapes) -> KeyNames:
+def _select_siglip_names(shapes: Shapes) -> KeyNames:
     """Return the names of the image tower's keys; a classifier does not use the attention pooling."""
     names = _names(shapes)
     if any(name.startswith("classifier.") for name in names.normal):
@@ -172,7 +172,7 @@ SIGLIP = replace(
         *dense("classifier", "LD", part="head"),
     ),
     recognizes=make_recognizer(_PATCHES, _BASES, lacks=rf"{_CLASS}$"),
-    names=_siglip_names,
+    names=_select_siglip_names,
     configure=_configure_siglip,
     declared=lambda companions, shapes: read_config(companions, ("siglip_vision_model", "siglip")),
     assumed={**CLIP.assumed, "hidden_act": "the tanh GELU", "layer_norm_eps": "eps 1e-6"},

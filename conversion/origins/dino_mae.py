@@ -13,10 +13,7 @@ from hf_vit.conversion.origins.wrapped import bare_names, make_recognizer, renam
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
-_MAE_IGNORED = {
-    r"mask_token": "mask token of the decoder",
-    r"decoder_\w+(\..+)?": "decoder, which reconstructs pixels",
-}
+_MAE_IGNORED = {r"mask_token": "mask token of the decoder", r"decoder_\w+(\..+)?": "decoder, which reconstructs pixels"}
 _DINO_IGNORED = {
     r"(head\.(mlp|last_layer)|dino_head|ibot_head)\..+": "projection head of the self-distillation",
     r"mask_token": "mask token of DINOv2's training",
@@ -83,7 +80,7 @@ def _recognizes_dino(shapes: Shapes) -> bool:
     return timm.recognizes(shapes) and has_dino_keys and not _recognizes_mae(shapes)
 
 
-def _dino_names(shapes: Shapes) -> KeyNames:
+def _select_dino_names(shapes: Shapes) -> KeyNames:
     """Return the names of the keys; blocks stored in chunks are numbered over all chunks."""
     names = unwrap(shapes, timm.PATCHES, _DINO_IGNORED)
     chunk_of = {match[2]: match[1] for name in names.normal if (match := _CHUNKED.fullmatch(name))}
@@ -125,13 +122,13 @@ DINO = replace(
     MAE,
     name="dino",
     recognizes=_recognizes_dino,
-    names=_dino_names,
+    names=_select_dino_names,
     configure=_configure_dino,
     rules_of=_select_rules,
 )
 
 
-def _dinov3_names(shapes: Shapes) -> KeyNames:
+def _select_dinov3_names(shapes: Shapes) -> KeyNames:
     """Return the names of the keys; a masked bias of query, key and value is one of query and value, as the key's mask
     is 0.
     """
@@ -187,7 +184,7 @@ DINOV3 = replace(
         *_LINEAR_HEAD,
     ),
     recognizes=make_recognizer(timm.PATCHES, ("",), r"(^|\.)rope_embed\.periods$"),
-    names=_dinov3_names,
+    names=_select_dinov3_names,
     configure=_configure_dinov3,
     rules_of=None,
     declared=lambda companions, shapes: Declared(processor=IMAGENET_PIXELS),

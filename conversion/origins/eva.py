@@ -25,7 +25,7 @@ _IGNORED = {
 _OTHER_TOWER = {r"text\..+": "the text tower", r"logit_scale": "scale of the contrastive loss"}
 
 
-def _names(shapes: Shapes) -> KeyNames:
+def _select_names(shapes: Shapes) -> KeyNames:
     """Return the names of the encoder's keys."""
     is_clip = bool(find_prefixes(shapes, _BASES[0] + _PATCHES))
     names = unwrap(shapes, _PATCHES, _IGNORED | (_OTHER_TOWER if is_clip else {}), _BASES)
@@ -97,7 +97,7 @@ EVA = Origin(
     recognizes=make_recognizer(
         _PATCHES, _BASES, r"(^|\.)blocks\.\d+\.attn\.q_bias$", lacks=r"relative_position|rel_pos_bias"
     ),
-    names=_names,
+    names=_select_names,
     configure=_configure,
     declared=lambda companions, shapes: Declared(processor=CLIP_PIXELS),
     assumed={

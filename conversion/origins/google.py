@@ -21,7 +21,7 @@ from hf_vit.conversion.origins.origin import (
     Network,
     Origin,
     Patches,
-    resnet_rules,
+    make_resnet_rules,
     square_or_pair,
     stage_depths,
 )
@@ -65,7 +65,7 @@ def _projection(source: str, target: str) -> tuple[KeyRule, KeyRule]:
     )
 
 
-def _names_below(
+def _select_names_below(
     file_prefixes: Iterable[str],
     anchor_name: str,
     keys: Iterable[str],
@@ -108,7 +108,9 @@ def _names_below(
 
 def _names_at_anchor(anchor: str, anchor_name: str, shapes: Shapes) -> KeyNames:
     """Return the names of the keys of a file whose model has the key `anchor`."""
-    return _names_below([key.removesuffix(anchor) for key in shapes if key.endswith(anchor)], anchor_name, shapes)
+    return _select_names_below(
+        [key.removesuffix(anchor) for key in shapes if key.endswith(anchor)], anchor_name, shapes
+    )
 
 
 # The plain ViT of vit_jax.
@@ -214,7 +216,7 @@ STEM = "embeddings.patch_embeddings.stem"
 _UNIT = "block{s}/unit{u}"  # numbers of a stage and of a unit in it, counted from 1
 
 
-def _unit_rules(target: str, pre_activation: bool = False) -> tuple[KeyRule, ...]:
+def _make_unit_rules(target: str, pre_activation: bool = False) -> tuple[KeyRule, ...]:
     """Return the rules of a ResNet's unit, in the order of its computation."""
     rules: list[KeyRule] = []
     norms = "IUU" if pre_activation else "UUO"
@@ -231,7 +233,7 @@ def _stem_rules(stem: str) -> tuple[KeyRule, ...]:
     return (
         KeyRule("conv_root/kernel", "77CW", "conv", f"{stem}.root_conv.weight"),
         *_norm("gn_root", f"{stem}.root_norm", "W", "flatten"),
-        *_unit_rules(unit_target),
+        *_make_unit_rules(unit_target),
         *_norm(f"{_UNIT}/gn_proj", f"{unit_target}.projection_norm", "O", "flatten"),
     )
 
@@ -239,7 +241,7 @@ def _stem_rules(stem: str) -> tuple[KeyRule, ...]:
 _depths = partial(stage_depths, r"block([1-9]\d{0,3})/unit([1-9]\d{0,3})/", 1)
 
 
-def stem_fields(network: Network, depths: tuple[int, ...]) -> tuple[Fields, Patches]:
+def derive_stem_fields(network: Network, depths: tuple[int, ...]) -> tuple[Fields, Patches]:
     """Return the config's fields for a stem, and the patches that its feature map is cut into."""
     width, patch = network.dims["W"], network.dims.get("P", 1)
     if width % 32:
@@ -254,7 +256,7 @@ def stem_fields(network: Network, depths: tuple[int, ...]) -> tuple[Fields, Patc
 
 def _configure_hybrid(network: Network) -> Fields:
     """Return the fields of a hybrid's config."""
-    stem, patches = stem_fields(network, _depths(network.shapes))
+    stem, patches = derive_stem_fields(network, _depths(network.shapes))
     return stem | _configure_vit(network, patches)
 
 
@@ -269,7 +271,7 @@ VIT_JAX_HYBRID = replace(
     recognizes=lambda shapes: _has_table(shapes) and _has_stem(shapes),
     configure=_configure_hybrid,
     family="hybrid",
-    rules_of=partial(resnet_rules, _depths),
+    rules_of=partial(make_resnet_rules, _depths),
 )
 
 # big_vision: the blocks of vit_jax. Positions are added before the class token is attached, and layers of a scan are
@@ -294,17 +296,19 @@ def _recognizes_big_vision(shapes: Shapes) -> bool:
     return is_encoder and (not _has_table(shapes) or _has_parts_of_big_vision(shapes))
 
 
-def _big_vision_names(shapes: Shapes) -> KeyNames:
+def _select_big_vision_names(shapes: Shapes) -> KeyNames:
     """Remove the prefix, sort out keys that are not weights of the image model, and use the names of current files."""
     prefixes = {match[1] for key in shapes if (match := _ENCODER.fullmatch(key))}
-    names = _names_below(prefixes, "encoders", shapes)
+    names = _select_names_below(prefixes, "encoders", shapes)
     prefix = names.spell("")
     new_names = {name: _BV_TABLE for name in _OLD_TABLES if name in names.normal}  # name in the file -> current name
     if "probe" in names.normal:  # a MAP head that is not in a module of its own
         new_names |= {name: f"{_HEAD}/{name}" for name in names.normal if _INLINED.fullmatch(name)}
     current_names = [new_names.get(name, name) for name in names.normal]
     if repeated_names := sorted({name for name in current_names if current_names.count(name) > 1}):
-        raise UserError(f"the file holds {', '.join(repeated_names[:3])} under its old and its new name; remove one")
+        raise UserError(
+            f"the file holds {', '.join(repeated_names[:3])} under an old and a new name; remove one of the two"
+        )
     renumbered = _renumber(replace(names, normal=dict(zip(current_names, names.normal.values(), strict=True))))
     old_names = {new: name for name, new in new_names.items()}
 
@@ -362,7 +366,7 @@ BIG_VISION = replace(
         *(_map_head_rule(rule) for rule in RULES if rule.in_block and "LayerNorm_1" not in rule.key),
     ),
     recognizes=_recognizes_big_vision,
-    names=_big_vision_names,
+    names=_select_big_vision_names,
     configure=_configure_big_vision,
     rules_of=_stack,
     assumed={
@@ -426,9 +430,9 @@ def _is_resnet(root: str, shapes: Shapes) -> bool:
     return any(not any(key.startswith(f"{prefix}Transformer/") for key in shapes) for prefix in prefixes)
 
 
-def bit_fields(network: Network, depths: tuple[int, ...], pre_activation: bool) -> Fields:
+def derive_bit_fields(network: Network, depths: tuple[int, ...], pre_activation: bool) -> Fields:
     """Return the fields of `HfBitConfig`."""
-    stem, _ = stem_fields(network, depths)
+    stem, _ = derive_stem_fields(network, depths)
     size = BIT_IMAGE_SIZE if network.image_size is None else square_or_pair(network.image_size)
     sizes = {name: stem[name] for name in ("stage_depths", "stem_width")}
     return {**sizes, "num_channels": network.dims["C"], "image_size": size, "pre_activation": pre_activation}
@@ -436,14 +440,14 @@ def bit_fields(network: Network, depths: tuple[int, ...], pre_activation: bool) 
 
 def _configure_bit(pre_activation: bool, network: Network) -> Fields:
     """Return the fields of a BiT's config."""
-    return bit_fields(network, _depths(network.shapes), pre_activation)
+    return derive_bit_fields(network, _depths(network.shapes), pre_activation)
 
 
-def _bit_paper_names(shapes: Shapes) -> KeyNames:
+def _select_bit_paper_names(shapes: Shapes) -> KeyNames:
     """Return the names of the keys of big_vision's or big_transfer's ResNetV2, in big_vision's spelling."""
     is_big_transfer = any(map(_BIG_TRANSFER_ROOT.fullmatch, shapes))
     if is_big_transfer:
-        names = _names_below([_BIG_TRANSFER], "ResNets", shapes, [_BIG_TRANSFER])
+        names = _select_names_below([_BIG_TRANSFER], "ResNets", shapes, [_BIG_TRANSFER])
     else:
         names = _names_at_anchor(_ROOT, "ResNets", shapes)
     normal: dict[str, str] = {}
@@ -472,16 +476,13 @@ def _bit_paper_names(shapes: Shapes) -> KeyNames:
 
 BIT = Origin(
     name="bit",
-    rules=(
-        *_stem_rules("encoder"),
-        *_dense("head", "FL", "classifier", "head"),
-    ),
+    rules=(*_stem_rules("encoder"), *_dense("head", "FL", "classifier", "head")),
     block_pattern="",
     recognizes=partial(_is_resnet, "conv_root/kernel"),
     names=partial(_names_at_anchor, "conv_root/kernel", "ResNets"),
     configure=partial(_configure_bit, False),
     family="bit",
-    rules_of=partial(resnet_rules, _depths),
+    rules_of=partial(make_resnet_rules, _depths),
     assumed={"processor": ORIGINAL_PIXELS},
 )
 BIT_PAPER = replace(
@@ -489,12 +490,12 @@ BIT_PAPER = replace(
     name="bit_paper",
     rules=(
         KeyRule(_ROOT, "77CW", "conv", "encoder.root_conv.weight"),
-        *_unit_rules("encoder.stages.{s-1}.{u-1}", pre_activation=True),
+        *_make_unit_rules("encoder.stages.{s-1}.{u-1}", pre_activation=True),
         *_norm("norm-pre-head", "encoder.norm", "F", "flatten"),
         *_dense("head", "FL", "classifier", "head", "pointwise"),
     ),
     recognizes=lambda shapes: _is_resnet(_ROOT, shapes) or any(map(_BIG_TRANSFER_ROOT.fullmatch, shapes)),
-    names=_bit_paper_names,
+    names=_select_bit_paper_names,
     configure=partial(_configure_bit, True),
     assumed={
         "zero_padded_pool": "the root pools what lies within the map, as in big_vision (big_transfer pads with zeros: "

@@ -69,7 +69,7 @@ TRANSFORMS = {
 }
 
 
-def _offset_biases(arrays: Sequence[torch.Tensor], grid: Pair) -> torch.Tensor:
+def _compute_offset_biases(arrays: Sequence[torch.Tensor], grid: Pair) -> torch.Tensor:
     """Compute the bias [(2h-1)*(2w-1), A] that an MLP gives each head at each offset (Swin v2, arXiv 2111.09883).
 
     `arrays`: weight [H, 2] and bias [H] of the first layer, weight [A, H] and bias [A] of the second.
@@ -89,10 +89,10 @@ def _sum_axes(arrays: Sequence[torch.Tensor], grid: Pair) -> torch.Tensor:
 
 # Name -> function that computes a parameter in float64 from source arrays, in the order of the key table, and the
 # model's patch grid (h, w). Computations cannot be reverted.
-COMPUTATIONS = {"offset_mlp": _offset_biases, "sum_axes": _sum_axes}
+COMPUTATIONS = {"offset_mlp": _compute_offset_biases, "sum_axes": _sum_axes}
 
 
-def _reference_grid(sines: torch.Tensor, dims: Mapping[str, int]) -> int:
+def _find_reference_grid(sines: torch.Tensor, dims: Mapping[str, int]) -> int:
     """Return the side in patches that a table of sines [h*h, K] of EVA-02 spans: `pt_hw_seq_len` of its code."""
     side, count = math.isqrt(len(sines)), sines.shape[1] // 4
     slowest = 10_000 ** (-(count - 1) / count)  # the last frequency of the rows; the table has each twice
@@ -103,7 +103,7 @@ def _reference_grid(sines: torch.Tensor, dims: Mapping[str, int]) -> int:
 # name the config's field in place of a parameter.
 SETTINGS: dict[str, Callable[[torch.Tensor, Mapping[str, int]], Any]] = {
     "periods": lambda array, dims: tuple(array.tolist()),
-    "reference_grid": _reference_grid,
+    "reference_grid": _find_reference_grid,
     # The frequencies are powers of the base from 1 down; rounding to 5 digits removes float32's errors.
     "base": lambda array, dims: float(f"{float(array[-1]) ** (-len(array) / max(len(array) - 1, 1)):.5g}"),
 }
@@ -424,7 +424,7 @@ def stage_depths(pattern: str, first: int, names: Iterable[str]) -> tuple[int, .
     return tuple(depths.get(stage, 1) for stage in range(max(depths, default=-1) + 1))
 
 
-def resnet_rules(
+def make_resnet_rules(
     depths_of: Callable[[Iterable[str]], tuple[int, ...]], rules: tuple[KeyRule, ...], shapes: Shapes
 ) -> tuple[KeyRule, ...]:
     """Return one rule per key of a ResNet, with axes as multiples of the root's width W.

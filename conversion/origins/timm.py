@@ -22,7 +22,7 @@ from hf_vit.conversion.origins.beside import (
     read_size,
     validate_values,
 )
-from hf_vit.conversion.origins.google import STEM, bit_fields, configure_mixer, stem_fields
+from hf_vit.conversion.origins.google import STEM, configure_mixer, derive_bit_fields, derive_stem_fields
 from hf_vit.conversion.origins.origin import (
     Declared,
     Fields,
@@ -33,7 +33,7 @@ from hf_vit.conversion.origins.origin import (
     Patches,
     dense,
     heads_of,
-    resnet_rules,
+    make_resnet_rules,
     size_text,
     square_or_pair,
     stage_depths,
@@ -198,7 +198,7 @@ def _select_rules(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, 
 
 def configure(network: Network) -> Fields:
     """Return the fields of `HfViTConfig`."""
-    return _common_fields(network, network.patches) | {"patch_size": square_or_pair(network.patches.sides)}
+    return _derive_common_fields(network, network.patches) | {"patch_size": square_or_pair(network.patches.sides)}
 
 
 def shown_fields(network: Network) -> Fields:
@@ -220,7 +220,7 @@ def shown_fields(network: Network) -> Fields:
     }
 
 
-def _common_fields(network: Network, patches: Patches) -> Fields:
+def _derive_common_fields(network: Network, patches: Patches) -> Fields:
     """Return the config's fields that names and shapes show, and timm's defaults for the others."""
     dims, parts = network.dims, network.parts
     has_one_head = {"distillation", "head"} <= parts and "second_head" not in parts
@@ -233,11 +233,11 @@ def _common_fields(network: Network, patches: Patches) -> Fields:
         "use_distillation_head": False if has_one_head else None,
         "representation_size": dims["R"] if "pre_logits" in parts else None,
     }
-    positions = _relative_positions if _RELATIVE & parts else added_positions
+    positions = _derive_relative_positions if _RELATIVE & parts else derive_position_fields
     return fields | positions(network, patches)
 
 
-def added_positions(network: Network, patches: Patches) -> Fields:
+def derive_position_fields(network: Network, patches: Patches) -> Fields:
     """Return the fields for a position table, which may have rows for special tokens and registers too."""
     dims, parts, image_size = network.dims, network.parts, network.image_size
     rows, special = dims["T"], ("cls" in parts) + ("distillation" in parts)
@@ -256,7 +256,7 @@ def added_positions(network: Network, patches: Patches) -> Fields:
     }
 
 
-def _relative_positions(network: Network, patches: Patches) -> Fields:
+def _derive_relative_positions(network: Network, patches: Patches) -> Fields:
     """Return the fields for relative positions stored as a table or as an MLP, at the given image size."""
     dims, image_size = network.dims, network.image_size
     if image_size is None:
@@ -302,7 +302,7 @@ def declared(companions: Companions, shapes: Shapes) -> Declared:
     _refuse_unlikely(shapes, arguments)
     special = {"cls_token", "dist_token", "reg_token"} & set(bare_names(shapes))
     fields = {"layer_norm_eps": 1e-6} | _find_fields(EXCEPTIONS, architecture)
-    fields |= argument_fields({"global_pool": config_file.global_pool, **arguments}, has_special=bool(special))
+    fields |= convert_arguments({"global_pool": config_file.global_pool, **arguments}, has_special=bool(special))
     if fields.get("pooling") == "map" and arguments.get("pool_include_prefix") and "reg_token" in special:
         fields["pooling"] = "map_with_registers"
     return declare(config_file, companions.config, fields)
@@ -340,7 +340,7 @@ def _refuse_unlikely(shapes: Shapes, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def argument_fields(arguments: Mapping[str, Any], has_special: bool) -> Fields:
+def convert_arguments(arguments: Mapping[str, Any], has_special: bool) -> Fields:
     """Return the config's fields that arguments of an architecture set."""
     fields: Fields = {}
     for name, value in arguments.items():
@@ -454,7 +454,29 @@ _NAFLEX_ARGUMENTS: dict[str, Fields] = {
 }
 
 
-def _declared_naflex(companions: Companions, shapes: Shapes) -> Declared:
+def _choose_resizing(arguments: Fields, names: set[str], shapes: Shapes) -> str:
+    """Remove timm's arguments for resizing positions, and return the mode of hf_vit that does the same."""
+    values = [arguments.pop(name) for name in RESIZING]
+    if "pos_embed_x" in names:  # a sum of two tables is resized as both are
+        values = ["bilinear", False, False]
+    mode = next((ours for theirs, ours in RESIZINGS.items() if list(theirs) == values), "none")
+    mode += SQUARE if arguments.pop(KEEPS_ASPECT, False) else ""
+    if mode not in get_args(PositionInterpolation):
+        settings = ", ".join(f"{name}={value!r:.40}" for name, value in zip(RESIZING, values, strict=True))
+        square = f" and {KEEPS_ASPECT}=True" if mode.endswith(SQUARE) else ""
+        raise UserError(
+            f"timm resizes the positions with {settings}{square}, which hf_vit does not support; use it with timm"
+        )
+    lengths = {shape[1] for key, shape in shapes.items() if re.search(r"pos_embed_[xy]$", key) and len(shape) == 3}
+    if mode.endswith(SQUARE) and len(lengths) > 1:  # timm stretches the shorter one at the table's own size too
+        raise UserError(
+            f"timm keeps the aspect ratio of tables for {sorted(lengths)} rows and columns, which hf_vit does not "
+            "support; use it with timm"
+        )
+    return mode
+
+
+def _read_naflex_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts about arguments and preprocessing in timm's config.json, which must be there."""
     config_file = validate_values(TimmConfig, companions.config or {}, "config.json")
     architecture = (config_file.architecture or "").partition(".")[0]
@@ -468,23 +490,7 @@ def _declared_naflex(companions: Companions, shapes: Shapes) -> Declared:
     arguments |= config_file.model_args or {}
     names = {name.replace("embeds.", "") for name in bare_names(shapes)}
     _refuse_unlikely(dict.fromkeys(names, ()), arguments)
-    how = [arguments.pop(name) for name in RESIZING]
-    if "pos_embed_x" in names:  # a sum of two tables is resized as both are
-        how = ["bilinear", False, False]
-    resizing = next((ours for theirs, ours in RESIZINGS.items() if list(theirs) == how), "none")
-    resizing += SQUARE if arguments.pop(KEEPS_ASPECT, False) else ""
-    if resizing not in get_args(PositionInterpolation):
-        values = ", ".join(f"{name}={value!r:.40}" for name, value in zip(RESIZING, how, strict=True))
-        square = f" and {KEEPS_ASPECT}=True" if resizing.endswith(SQUARE) else ""
-        raise UserError(
-            f"timm resizes the positions with {values}{square}, which hf_vit does not support; use it with timm"
-        )
-    lengths = {shape[1] for key, shape in shapes.items() if re.search(r"pos_embed_[xy]$", key) and len(shape) == 3}
-    if resizing.endswith(SQUARE) and len(lengths) > 1:  # timm stretches the shorter one at the table's own size too
-        raise UserError(
-            f"timm keeps the aspect ratio of tables for {sorted(lengths)} rows and columns, which hf_vit does not "
-            "support; use it with timm"
-        )
+    resizing = _choose_resizing(arguments, names, shapes)
     if arguments.pop("patchify_channels_last", True) is False:
         raise UserError(
             "config.json has the argument patchify_channels_last=False of timm, which hf_vit does not support; use it "
@@ -493,7 +499,7 @@ def _declared_naflex(companions: Companions, shapes: Shapes) -> Declared:
     arguments.pop("pos_embed_grid_size", None)  # the table shows it
     patch = read_size(arguments.get("patch_size", 16))
     has_special = bool({"cls_token", "reg_token"} & names)
-    fields = argument_fields({"global_pool": config_file.global_pool, **arguments}, has_special)
+    fields = convert_arguments({"global_pool": config_file.global_pool, **arguments}, has_special)
     if fields.get("pooling") == "map" and arguments.get("pool_include_prefix") and "reg_token" in names:
         fields["pooling"] = "map_with_registers"
     fields |= {"patch_size": square_or_pair(patch), "position_interpolation": resizing}
@@ -523,7 +529,7 @@ NAFLEX = replace(
     names=lambda shapes: rename_keys(unwrap(shapes, "embeds.proj.weight", {}), NAFLEX_MODULES),
     configure=_configure_naflex,
     rules_of=None,
-    declared=_declared_naflex,
+    declared=_read_naflex_config,
 )
 
 # Hybrids (`vit_*_r*_s*`): the stem of Google's hybrids with two other constants, in timm as in transformers: kernels
@@ -533,7 +539,7 @@ STEM_CONSTANTS: Fields = {"weight_standardization": "variance", "group_norm_eps"
 BACKBONE, _UNIT = "patch_embed.backbone", "stages.{s-1}.blocks.{u-1}"
 
 
-def resnet_layer_rules(
+def make_resnet_layer_rules(
     root: str, unit: str, target: str, norm: str, pre_activation: bool = False
 ) -> tuple[KeyRule, ...]:
     """Return the rules of a ResNet with PyTorch's axes of kernels, without its head; `target` is its name in the model.
@@ -559,7 +565,7 @@ def resnet_layer_rules(
 _depths = partial(stage_depths, rf"{re.escape(BACKBONE)}\.stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", 0)
 
 
-def _hybrid_names(shapes: Shapes) -> KeyNames:
+def _select_hybrid_names(shapes: Shapes) -> KeyNames:
     """Return the names of the keys; a stem without stages lacks "stem." in its names."""
     key_names = unwrap(shapes, PATCHES, {})
     has_root_only = not any(name.startswith(f"{BACKBONE}.st") for name in key_names.normal)
@@ -570,7 +576,7 @@ def configure_stem(
     depths_of: Callable[[Iterable[str]], tuple[int, ...]], after: Callable[[Network, Patches], Fields], network: Network
 ) -> Fields:
     """Return the fields of `HfHybridViTConfig`: those of the stem, and those that `after` returns for the blocks."""
-    stem, patches = stem_fields(network, depths_of(network.shapes))
+    stem, patches = derive_stem_fields(network, depths_of(network.shapes))
     return stem | STEM_CONSTANTS | after(network, patches)
 
 
@@ -578,15 +584,15 @@ HYBRID = replace(
     VIT,
     name="timm_hybrid",
     rules=(
-        *resnet_layer_rules(f"{BACKBONE}.stem.conv", f"{BACKBONE}.{_UNIT}", STEM, f"{BACKBONE}.stem.norm"),
+        *make_resnet_layer_rules(f"{BACKBONE}.stem.conv", f"{BACKBONE}.{_UNIT}", STEM, f"{BACKBONE}.stem.norm"),
         KeyRule(PATCHES, "DFPP", "keep", "embeddings.patch_embeddings.projection.weight"),
         *RULES[1:],
     ),
     recognizes=make_recognizer(PATCHES, ("",), r"patch_embed\.backbone\."),
-    names=_hybrid_names,
-    configure=partial(configure_stem, _depths, _common_fields),
+    names=_select_hybrid_names,
+    configure=partial(configure_stem, _depths, _derive_common_fields),
     family="hybrid",
-    rules_of=partial(resnet_rules, _depths),
+    rules_of=partial(make_resnet_rules, _depths),
     refused={
         **VIT.refused,
         rf"{re.escape(BACKBONE)}\.(?!stem\.|stages\.).+": "another stem than BiT's ResNet (ResNet-D, MobileCLIP, ...)",
@@ -671,13 +677,13 @@ _bit_depths = partial(stage_depths, r"stages\.(\d{1,3})\.blocks\.(\d{1,3})\.", 0
 
 def configure_bit(depths_of: Callable[[Iterable[str]], tuple[int, ...]], network: Network) -> Fields:
     """Return the fields of `HfBitConfig` for the pre-activation network of timm and transformers."""
-    return bit_fields(network, depths_of(network.shapes), pre_activation=True) | BIT_CONSTANTS
+    return derive_bit_fields(network, depths_of(network.shapes), pre_activation=True) | BIT_CONSTANTS
 
 
 BIT = Origin(
     name="timm_bit",
     rules=(
-        *resnet_layer_rules("stem.conv", _UNIT, "encoder", "norm", pre_activation=True),
+        *make_resnet_layer_rules("stem.conv", _UNIT, "encoder", "norm", pre_activation=True),
         KeyRule("head.fc.weight", "LF11", "dense", "classifier.weight", "head"),
         KeyRule("head.fc.bias", "L", "keep", "classifier.bias", "head"),
     ),
@@ -686,7 +692,7 @@ BIT = Origin(
     names=lambda shapes: unwrap(shapes, "stem.conv.weight", {}),
     configure=partial(configure_bit, _bit_depths),
     family="bit",
-    rules_of=partial(resnet_rules, _bit_depths),
+    rules_of=partial(make_resnet_rules, _bit_depths),
     declared=partial(
         _declare_mean_pooled,
         r"resnetv2_\d+x\d+_bit(_\w+)?",

@@ -11,15 +11,7 @@ from typing import Any
 
 from hf_vit.conversion.origins import timm
 from hf_vit.conversion.origins.beside import validate_values
-from hf_vit.conversion.origins.origin import (
-    Declared,
-    Fields,
-    KeyNames,
-    KeyRule,
-    Network,
-    dense,
-    heads_of,
-)
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, heads_of
 from hf_vit.conversion.origins.wrapped import bare_names, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
@@ -104,10 +96,12 @@ def _configure(network: Network) -> Fields:
     }
     if "table" not in parts:
         return fields | {"position_embedding": "none"}
-    return fields | timm.added_positions(network, network.patches) | {"position_interpolation": "bicubic_antialias"}
+    return (
+        fields | timm.derive_position_fields(network, network.patches) | {"position_interpolation": "bicubic_antialias"}
+    )
 
 
-def _declared(companions: Companions, shapes: Shapes) -> Declared:
+def _read_timm_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts about architecture, arguments and preprocessing in timm's config.json, which must be there."""
     config_file = validate_values(timm.TimmConfig, companions.config or {}, "config.json")
     architecture = (config_file.architecture or "").partition(".")[0]
@@ -130,7 +124,7 @@ def _declared(companions: Companions, shapes: Shapes) -> Declared:
         for name, value in arguments.items()
         if name not in (*ARGUMENTS, "rope_type", "use_rot_pos_emb") and not _SHOWN_ARGUMENTS.fullmatch(name)
     }
-    fields |= timm.argument_fields({"global_pool": config_file.global_pool, **others}, bool(special))
+    fields |= timm.convert_arguments({"global_pool": config_file.global_pool, **others}, bool(special))
     if fields.get("pooling") == "map" and "reg_token" in special:  # timm's class pools its registers too
         fields["pooling"] = "map_with_registers"
     return timm.declare(config_file, companions.config or {}, fields)
@@ -181,7 +175,7 @@ EVA = replace(
     names=_names,
     configure=_configure,
     rules_of=None,
-    declared=_declared,
+    declared=_read_timm_config,
     refused={
         r"blocks\.\d+\.attn\.([qk]_norm|gate)(\..+)?": "attention with normalized queries and keys, or with gates",
         r"blocks\.\d+\.attn\.k_proj\.bias": "separate biases of query, key and value",

@@ -23,10 +23,10 @@ from hf_vit.conversion.origins.origin import (
     Origin,
     Patches,
     dense,
-    resnet_rules,
+    make_resnet_rules,
     stage_depths,
 )
-from hf_vit.conversion.origins.timm import configure_bit, configure_stem, resnet_layer_rules
+from hf_vit.conversion.origins.timm import configure_bit, configure_stem, make_resnet_layer_rules
 from hf_vit.conversion.origins.wrapped import ignore_keys, make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
@@ -68,7 +68,7 @@ OLD_NAMES = {
 }
 
 
-def _names(shapes: Shapes) -> KeyNames:
+def _select_names(shapes: Shapes) -> KeyNames:
     """Remove prefixes, sort out keys that are not weights, and use current names for blocks and heads."""
     heads = ("cls_classifier.", "distillation_classifier.", "classifier.")
     names = unwrap(shapes, PATCHES, _IGNORED, _BASES, heads)
@@ -82,7 +82,7 @@ def _names(shapes: Shapes) -> KeyNames:
     return names
 
 
-def _common_fields(special: int, network: Network, patches: Patches | None = None) -> Fields:
+def _derive_common_fields(special: int, network: Network, patches: Patches | None = None) -> Fields:
     """Return the config's fields that shapes show, and defaults for those that only config.json has."""
     return network.vit_fields(special, patches, {}) | {
         "hidden_act": "gelu",
@@ -94,7 +94,7 @@ def _common_fields(special: int, network: Network, patches: Patches | None = Non
     }
 
 
-def _declared(model_types: tuple[str, ...], companions: Companions, shapes: Shapes) -> Declared:
+def _read_vit_config(model_types: tuple[str, ...], companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts in config.json.
 
     Raises:
@@ -129,9 +129,9 @@ VIT = Origin(
     recognizes=make_recognizer(
         PATCHES, _BASES, lacks="|".join(map(re.escape, (_DISTILLATION_TOKEN, _BACKBONE, _LAYER_SCALE)))
     ),
-    names=_names,
-    configure=partial(_common_fields, 1),
-    declared=partial(_declared, ("vit", "vit_mae", "vit_msn")),
+    names=_select_names,
+    configure=partial(_derive_common_fields, 1),
+    declared=partial(_read_vit_config, ("vit", "vit_mae", "vit_msn")),
     assumed={
         "num_attention_heads": "heads of 64",
         "hidden_act": "the exact GELU",
@@ -145,7 +145,7 @@ VIT = Origin(
 
 def _configure_deit(network: Network) -> Fields:
     """Return the fields of DeiT's config."""
-    return _common_fields(2, network) | {
+    return _derive_common_fields(2, network) | {
         "use_distillation_token": True,
         "use_distillation_head": False if "head" in network.parts and "second_head" not in network.parts else None,
     }
@@ -161,7 +161,7 @@ DEIT = replace(
     ),
     recognizes=make_recognizer(PATCHES, _BASES, rf"{_DISTILLATION_TOKEN}$"),
     configure=_configure_deit,
-    declared=partial(_declared, ("deit",)),
+    declared=partial(_read_vit_config, ("deit",)),
 )
 
 # ViTHybrid (`vit-hybrid`, until version 4.40): a BiT backbone before the blocks, together timm's hybrid. Backbones with
@@ -192,9 +192,9 @@ class HybridConfig(BaseModel):
     backbone_config: Backbone | None = None
 
 
-def _declared_hybrid(companions: Companions, shapes: Shapes) -> Declared:
+def _read_hybrid_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts in a hybrid's config.json."""
-    declared = _declared(("vit-hybrid",), companions, shapes)
+    declared = _read_vit_config(("vit-hybrid",), companions, shapes)
     if companions.config is None:
         return declared
     backbone = validate_values(HybridConfig, companions.config, "config.json").backbone_config
@@ -211,14 +211,14 @@ VIT_HYBRID = replace(
     VIT,
     name="transformers_vit_hybrid",
     rules=(
-        *resnet_layer_rules(f"{_BIT}.embedder.convolution", f"{_BIT}.{_BIT_UNIT}", STEM, f"{_BIT}.embedder.norm"),
+        *make_resnet_layer_rules(f"{_BIT}.embedder.convolution", f"{_BIT}.{_BIT_UNIT}", STEM, f"{_BIT}.embedder.norm"),
         *(replace(rule, axes="DFPP") if rule.key == PATCHES else rule for rule in VIT.rules),
     ),
     recognizes=make_recognizer(PATCHES, _BASES, re.escape(_BACKBONE)),
-    configure=partial(configure_stem, _depths, partial(_common_fields, 1)),
+    configure=partial(configure_stem, _depths, partial(_derive_common_fields, 1)),
     family="hybrid",
-    rules_of=partial(resnet_rules, _depths),
-    declared=_declared_hybrid,
+    rules_of=partial(make_resnet_rules, _depths),
+    declared=_read_hybrid_config,
 )
 
 # BiT (arXiv 1912.11370) with pre-activation units: timm's network.
@@ -237,7 +237,7 @@ class BitConfig(BaseModel):
     output_stride: Literal[32] = 32
 
 
-def _declared_bit(companions: Companions, shapes: Shapes) -> Declared:
+def _read_bit_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts in a BiT's config.json; its image size is that of the preprocessing."""
     if companions.config is None:
         return Declared()
@@ -251,7 +251,7 @@ def _declared_bit(companions: Companions, shapes: Shapes) -> Declared:
 BIT = Origin(
     name="transformers_bit",
     rules=(
-        *resnet_layer_rules("embedder.convolution", _BIT_UNIT, "encoder", "norm", pre_activation=True),
+        *make_resnet_layer_rules("embedder.convolution", _BIT_UNIT, "encoder", "norm", pre_activation=True),
         *dense("classifier.1", "LF", "classifier", "head"),
     ),
     block_pattern="",
@@ -261,8 +261,8 @@ BIT = Origin(
     names=lambda shapes: unwrap(shapes, "embedder.convolution.weight", {}, ("", "bit."), ("classifier.",)),
     configure=partial(configure_bit, _bit_depths),
     family="bit",
-    rules_of=partial(resnet_rules, _bit_depths),
-    declared=_declared_bit,
+    rules_of=partial(make_resnet_rules, _bit_depths),
+    declared=_read_bit_config,
     assumed={"processor": ORIGINAL_PIXELS},
     refused={r"embedder\.norm\..+": "units with norms after their convolutions (layer_type='bottleneck')"},
     package="transformers",
@@ -285,7 +285,7 @@ def _rename_dino_blocks(rules: tuple[KeyRule, ...]) -> tuple[KeyRule, ...]:
     return tuple(replace(rule, key=rule.key.replace(_BLOCK, _DINO_BLOCK)) for rule in rules)
 
 
-def _dino_names(shapes: Shapes) -> KeyNames:
+def _select_dino_names(shapes: Shapes) -> KeyNames:
     """Remove prefixes, and use current names."""
     names = unwrap(shapes, PATCHES, _DINO_IGNORED, _DINO_BASES, ("classifier.",))
     is_old = any(old in name for name in names.normal for old in _DINO_OLD_NAMES.values())
@@ -294,7 +294,7 @@ def _dino_names(shapes: Shapes) -> KeyNames:
 
 def _configure_dino(network: Network) -> Fields:
     """Return the fields of DINOv2's config."""
-    return _common_fields(1, network) | {
+    return _derive_common_fields(1, network) | {
         "layer_norm_eps": 1e-6,
         "layer_scale_init_value": 1.0,
         "mlp_type": "dense" if "dense" in network.parts else "swiglu",
@@ -304,7 +304,7 @@ def _configure_dino(network: Network) -> Fields:
     }
 
 
-def _declared_dino(companions: Companions, shapes: Shapes) -> Declared:
+def _read_dino_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts in DINOv2's config.json, without the MLP's width, which DINOv2 derives from `mlp_ratio`."""
     declared = read_config(companions, ("dinov2", "dinov2_with_registers"))
     fields = {name: value for name, value in declared.fields.items() if name != "intermediate_size"}
@@ -332,9 +332,9 @@ DINOV2 = Origin(
     ),
     block_pattern=r"encoder\.layer\.(0|[1-9]\d*)\.",
     recognizes=make_recognizer(PATCHES, _DINO_BASES, r"(^|\.)encoder\.layer\.\d+\.layer_scale1\.lambda1$"),
-    names=_dino_names,
+    names=_select_dino_names,
     configure=_configure_dino,
-    declared=_declared_dino,
+    declared=_read_dino_config,
     assumed={**VIT.assumed, "layer_norm_eps": "eps 1e-6"},
     package="transformers",
 )
@@ -349,8 +349,8 @@ IJEPA = replace(
     recognizes=make_recognizer(
         PATCHES, _BASES, r"(^|\.)embeddings\.position_embeddings$", lacks="cls_token$|layer_scale1"
     ),
-    configure=lambda network: _common_fields(0, network) | {"pooling": "gap"},
-    declared=partial(_declared, ("ijepa",)),
+    configure=lambda network: _derive_common_fields(0, network) | {"pooling": "gap"},
+    declared=partial(_read_vit_config, ("ijepa",)),
 )
 
 # DINOv3 (arXiv 2508.10104).
@@ -368,7 +368,7 @@ class Dinov3Config(BaseModel):
     use_gated_mlp: bool = False
 
 
-def _dinov3_names(shapes: Shapes) -> KeyNames:
+def _select_dinov3_names(shapes: Shapes) -> KeyNames:
     """Remove prefixes, and use current names; the first layer of an ungated MLP gets the name that a ViT's has."""
     names = unwrap(shapes, _DINOV3_PATCHES, {r"embeddings\.mask_token": "mask token of DINOv3's training"})
     if not any(name.startswith("model.layer.") for name in names.normal):
@@ -406,7 +406,7 @@ def _configure_dinov3(network: Network) -> Fields:
     }
 
 
-def _declared_dinov3(companions: Companions, shapes: Shapes) -> Declared:
+def _read_dinov3_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts in DINOv3's config.json."""
     if companions.config is None:
         raise UserError(
@@ -462,9 +462,9 @@ DINOV3 = Origin(
     ),
     block_pattern=r"model\.layer\.(0|[1-9]\d*)\.",
     recognizes=make_recognizer(_DINOV3_PATCHES, ("",), r"(^|\.)layer\.\d+\.layer_scale1\.lambda1$"),
-    names=_dinov3_names,
+    names=_select_dinov3_names,
     configure=_configure_dinov3,
-    declared=_declared_dinov3,
+    declared=_read_dinov3_config,
     package="transformers",
 )
 
@@ -498,7 +498,7 @@ class Aimv2Config(BaseModel):
     is_native: bool = False
 
 
-def _declared_aimv2(companions: Companions, shapes: Shapes) -> Declared:
+def _read_aimv2_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts in AIMv2's config.json."""
     declared = read_config(companions, ("aimv2_vision_model", "aimv2"))
     config = companions.config or {}
@@ -530,7 +530,7 @@ AIMV2 = replace(
         _AIMV2_PATCHES, ("", "vision_model."), r"(^|\.)encoder\.layers\.\d+\.ffn\.gate_proj\.weight$"
     ),
     names=lambda shapes: unwrap(shapes, _AIMV2_PATCHES, _AIMV2_IGNORED, _TOWER_BASES),
-    declared=_declared_aimv2,
+    declared=_read_aimv2_config,
     foreign_heads={r"head\..+": "attention pooling without an MLP (use_head)"},
     package="transformers",
 )

@@ -33,9 +33,9 @@ from hf_vit.conversion.targets.graphs.runtimes import (
 )
 from hf_vit.conversion.targets.graphs.tracing import (
     OPSETS,
+    export_onnx_program,
     lower_opset,
     only_whole_patches,
-    onnx_program,
     takes_other_sizes,
     write_constants_as_tensors,
 )
@@ -80,7 +80,7 @@ class _GraphTarget(Target):
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
         """Certify the graph; return the largest difference of its results, and the runtime."""
         tolerance = self.tolerance(outgoing.config)
-        certificate = certify(outgoing, self.runtime, _sizes_to_compare(outgoing), tolerance, _describe_sizes(outgoing))
+        certificate = certify(outgoing, self.runtime, _choose_sizes(outgoing), tolerance, _describe_sizes(outgoing))
         if not certificate.holds() and certificate.largest_difference <= tolerance:
             # The caller reports larger differences of the results; here only the preprocessed images differ.
             raise UserError(
@@ -105,7 +105,7 @@ class OnnxGraph(_GraphTarget):
         """Export the model to ONNX, with the image processor in the graph if requested."""
         if outgoing.takes != PIXEL_VALUES:
             _check_preprocessing(outgoing)
-        size, sizes = _one_size(outgoing), outgoing.sizes
+        size, sizes = _find_only_size(outgoing), outgoing.sizes
         (height, width), (stride_h, stride_w) = outgoing.nominal_size, sizes.patch_stride
         if size is None and outgoing.is_dense and (height % stride_h or width % stride_w):
             raise UserError(
@@ -114,7 +114,9 @@ class OnnxGraph(_GraphTarget):
             )
         if outgoing.opset is not None and outgoing.opset not in OPSETS:
             raise UserError(f"--opset {outgoing.opset} is unknown; give a number from {OPSETS[0]} to {OPSETS[-1]}")
-        program = onnx_program(TensorOutputs(outgoing).eval(), sizes, outgoing.output_names, size, outgoing.opset)
+        program = export_onnx_program(
+            TensorOutputs(outgoing).eval(), sizes, outgoing.output_names, size, outgoing.opset
+        )
         model = program.model
         _name_axes(model, outgoing, size)
         if size is None:
@@ -277,7 +279,7 @@ def _name_axes(model: Any, outgoing: OutgoingModel, size: tuple[int, int] | None
         other_output.shape = ir.Shape(["batch", other_output.shape[1], *([None] * (len(other_output.shape) - 2))])
 
 
-def _one_size(outgoing: OutgoingModel) -> tuple[int, int] | None:
+def _find_only_size(outgoing: OutgoingModel) -> tuple[int, int] | None:
     """Return the only image size of the graph's model, which its image processor may set; None for any size."""
     if outgoing.takes == PIXEL_VALUES and not outgoing.static and takes_other_sizes(outgoing.sizes):
         return None
@@ -291,13 +293,13 @@ def _describe_sizes(outgoing: OutgoingModel) -> str:
     """Return the image sizes that the graph takes, in words."""
     if outgoing.takes != PIXEL_VALUES:
         return "all"
-    if (size := _one_size(outgoing)) is not None:
+    if (size := _find_only_size(outgoing)) is not None:
         return f"{size[0]}x{size[1]} px"
     height, width = outgoing.sizes.patch_stride
     return f"{'multiples of' if only_whole_patches(outgoing.sizes) else 'at least'} {height}x{width} px"
 
 
-def _sizes_to_compare(outgoing: OutgoingModel) -> list[tuple[int, int]]:
+def _choose_sizes(outgoing: OutgoingModel) -> list[tuple[int, int]]:
     """Return the (height, width) in px of the batches to compare: the nominal size twice, and others if possible.
 
     With the image processor in the graph: the size that it keeps, twice, and sizes that it resizes.
@@ -307,7 +309,7 @@ def _sizes_to_compare(outgoing: OutgoingModel) -> list[tuple[int, int]]:
         resized = [(2 * height + 3, width + width // 2 + 1), (height // 2 + 1, width + 7), (480, 500), (37, 53)]
         return [unchanged, unchanged, *resized]
     nominal = outgoing.nominal_size
-    if _one_size(outgoing) is not None:
+    if _find_only_size(outgoing) is not None:
         return [nominal, nominal]
     (h, w), (height, width) = outgoing.sizes.grid, outgoing.sizes.patch_stride
     grids = [(max(h // 2, 1), w), (h + 1, max(w - 1, 1)), (h + h // 2, w + 2), (h, 2 * w)]

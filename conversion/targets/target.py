@@ -222,20 +222,16 @@ class Target(ABC):
     @final
     def refuse_inexpressible(self, model: PreTrainedModel) -> None:
         """Raise a UserError that lists all settings that the target cannot express, if there are any."""
-        config, class_name = model.config, type(model).__name__
-        if (outputs := dense_outputs(model)) is not None:
-            if not outputs:
-                names = ", ".join(f"'{name}'" for name in DENSE_OUTPUTS if DENSE_HEADS[name].task == "detection")
-                raise UserError(
-                    f"{class_name} uses torchvision's Mask R-CNN, which cannot be exported as a graph; train a model "
-                    f"with one of these heads instead: {names}"
-                )
-            if not self.takes_dense:
-                raise UserError(f"{class_name} cannot be exported to {self.title}; use --to onnx")
+        config = model.config
+        class_name = type(model).__name__
+        outputs = dense_outputs(model)
+        if outputs is not None:
+            self._refuse_dense(class_name, outputs)
             return
         if not class_name.endswith(("Model", "ForImageClassification")):
             raise UserError(f"{class_name} cannot be exported; give a classifier or a model without a head")
-        if has_head(model) and (problem_type := problem_type_of(model)) not in self.problem_types:
+        problem_type = problem_type_of(model) if has_head(model) else None
+        if problem_type is not None and problem_type not in self.problem_types:
             raise UserError(
                 f"{self.title} only supports single-label classifiers, but this model has "
                 f"problem_type='{problem_type}', so nothing was written; use --to transformers or --to onnx"
@@ -247,9 +243,10 @@ class Target(ABC):
             raise UserError(
                 f"{self.title} does not support model_type='{config.model_type}', only {supported}; use --to onnx"
             )
-        unsupported_fields, part = list[str](), self.part_for(config)
+        part = self.part_for(config)
+        unsupported_fields = list[str]()
         defaults = {field.name: field.default for field in fields(config)}
-        for name, value in _relevant_fields(config).items():
+        for name, value in _select_relevant_fields(config).items():
             # The default epsilon of a ResNet stem is that of the layers.
             allowed = part.expresses.get(name, (config.layer_norm_eps if name == "group_norm_eps" else defaults[name],))
             if allowed is not ANY and value not in allowed:
@@ -261,23 +258,37 @@ class Target(ABC):
                 f"{part.title} does not support {', '.join(unsupported_fields)}, so nothing was written; use --to onnx"
             )
 
+    def _refuse_dense(self, class_name: str, outputs: Sequence[str]) -> None:
+        """Raise a UserError for a segmentation or detection model that cannot be exported to this target."""
+        if not outputs:
+            names = ", ".join(f"'{name}'" for name in DENSE_OUTPUTS if DENSE_HEADS[name].task == "detection")
+            raise UserError(
+                f"{class_name} uses torchvision's Mask R-CNN, which cannot be exported as a graph; train a model with "
+                f"one of these heads instead: {names}"
+            )
+        if not self.takes_dense:
+            raise UserError(f"{class_name} cannot be exported to {self.title}; use --to onnx")
+
     @final
-    def arrays_of(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    def make_arrays(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
         """Return the target's key -> array, in the target's layout; raise a UserError if a parameter has no key.
 
         If several rules fit a parameter, the first one counts.
         """
         if self.tables is None:
             return {}
-        prefix, part = f"{model.base_model_prefix}.", self.part_for(model.config)
+        part = self.part_for(model.config)
+        prefix = f"{model.base_model_prefix}."
         state = {name.removeprefix(prefix): value.detach().cpu() for name, value in model.state_dict().items()}
-        arrays, exported, sizes = dict[str, torch.Tensor](), set[str](), _sizes(model.config, state)
+        sizes = _collect_sizes(model.config, state)
+        arrays = dict[str, torch.Tensor]()
+        exported = set[str]()
 
         def size_of(axis: str) -> int:
             factor, letter = axis_factor(axis)
             return factor * (sizes[letter] if letter else 1)
 
-        for rule in _rules_for(part.table, model.config):
+        for rule in _select_rules(part.table, model.config):
             if rule.stacked:  # one array holds the parameter of all blocks
                 blocks = [rule.for_block(i).parameter for i in range(model.config.num_hidden_layers)]
                 if blocks and all(name in state for name in blocks):
@@ -292,22 +303,26 @@ class Target(ABC):
                 reverted = [TRANSFORMS[rule.transform].revert(state[name], shape) for name in rule.parameters]
                 arrays[self.spell(rule.key, model)] = torch.cat(reverted)
                 exported.update(rule.parameters)
-        names_of_zeros = {name for names in part.table.zeros.values() for name in names}
-        missing: list[str] = []
-        for name in (name for name in state if name not in exported):
-            if name not in names_of_zeros:
-                missing.append(name)
-            elif state[name].any():
-                missing.append(f"{name} (its values are not zero)")
-        if missing:
-            raise UserError(
-                f"{part.title} has no weights for {listing('parameters', missing)}, so nothing was written; "
-                "use --to onnx"
-            )
+        _refuse_unexported(part, {name: value for name, value in state.items() if name not in exported})
         return arrays
 
 
-def _rules_for(origin: Origin, config: PreTrainedConfig) -> list[KeyRule]:
+def _refuse_unexported(part: Any, unexported: Mapping[str, torch.Tensor]) -> None:
+    """Raise a UserError for parameters without a key, unless the target's model computes the same without them."""
+    names_of_zeros = {name for names in part.table.zeros.values() for name in names}
+    missing: list[str] = []
+    for name, value in unexported.items():
+        if name not in names_of_zeros:
+            missing.append(name)
+        elif value.any():
+            missing.append(f"{name} (its values are not zero)")
+    if missing:
+        raise UserError(
+            f"{part.title} has no weights for {listing('parameters', missing)}, so nothing was written; use --to onnx"
+        )
+
+
+def _select_rules(origin: Origin, config: PreTrainedConfig) -> list[KeyRule]:
     """Return one rule per key of a model, without those that are computed from several arrays."""
     rules = tuple(rule for rule in origin.rules if rule.transform not in COMPUTATIONS)
     if origin.rules_of is not None:  # find the stem's rules for its depths
@@ -321,7 +336,7 @@ def _rules_for(origin: Origin, config: PreTrainedConfig) -> list[KeyRule]:
     return expanded
 
 
-def _sizes(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
+def _collect_sizes(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """Return the size of every axis letter of key tables."""
     stem, heads = getattr(config, "stem_patch_size", None), getattr(config, "num_attention_heads", 1)
     patch = config.patch_stride if stem is None else (stem, stem)
@@ -363,7 +378,7 @@ def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
     return float((expected - actual).abs().max()) / max(1.0, float(expected.abs().max()))
 
 
-def _relevant_fields(config: PreTrainedConfig) -> dict[str, Any]:
+def _select_relevant_fields(config: PreTrainedConfig) -> dict[str, Any]:
     """Return the config's fields that affect results; a value that only repeats another field's becomes the default."""
     inherited = {field.name for field in fields(PreTrainedConfig)}  # pyright: ignore[reportArgumentType]
     names = {field.name for field in fields(config)} - inherited - WITHOUT_EFFECT

@@ -65,14 +65,14 @@ class Kind(Part):
     spellings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_PACKED))
 
 
-def _vit_architecture(config: Any) -> str:
+def _find_vit_name(config: Any) -> str:
     """Return the name of the architecture of timm's VisionTransformer."""
     if _is_hybrid(config):
         return HYBRIDS[config.stage_depths]
     return DISTILLED if config.use_distillation_token else PLAIN[config.layer_norm_eps, config.mlp_type]
 
 
-def _vit_objections(config: Any, has_head: bool) -> Mapping[str, object]:
+def _find_vit_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     """Name combinations of settings that none of timm's architectures has."""
     has_own_architecture = _is_hybrid(config) or config.use_distillation_token
     if (config.layer_norm_eps, config.mlp_type) not in (list(PLAIN)[:1] if has_own_architecture else PLAIN):
@@ -91,7 +91,7 @@ def _vit_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     }
 
 
-def _vit_arguments(config: Any) -> dict[str, Any]:
+def _make_vit_arguments(config: Any) -> dict[str, Any]:
     """Return the arguments of timm's VisionTransformer alone."""
     is_swiglu = config.mlp_type == "swiglu"  # timm packs gate and values into one layer
     includes_special_tokens = config.pooling == "map_with_registers" or (
@@ -121,7 +121,7 @@ def _token_arguments(config: Any) -> dict[str, Any]:
     }
 
 
-def _eva_objections(config: Any, has_head: bool) -> Mapping[str, object]:
+def _find_eva_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     """Name combinations of settings that timm's class Eva lacks."""
     is_mixed = config.rotary_embedding == "mixed"
     uses_act = config.mlp_type == "dense" or "map" in config.pooling
@@ -136,7 +136,7 @@ def _eva_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     }
 
 
-def _eva_arguments(config: Any) -> dict[str, Any]:
+def _make_eva_arguments(config: Any) -> dict[str, Any]:
     """Return the arguments of timm's class Eva alone."""
     rotations = {ours: theirs for theirs, ours in timm_eva.ROTATIONS.items()}
     rotation = rotations.get((config.rotary_embedding, config.rotary_coordinates))
@@ -167,7 +167,9 @@ _ANY_FIELDS = (
     *("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value", "num_register_tokens"),
     *("norm_before_layers", "norm_after_pooling", "mlp_type"),
 )
-VIT = Kind("timm's VisionTransformer", timm_tables.VIT, _EXPRESSED, _vit_objections, _vit_architecture, _vit_arguments)
+VIT = Kind(
+    "timm's VisionTransformer", timm_tables.VIT, _EXPRESSED, _find_vit_objections, _find_vit_name, _make_vit_arguments
+)
 HYBRID = replace(VIT, table=timm_tables.HYBRID)
 EVA = Kind(
     "timm's Eva",
@@ -181,9 +183,9 @@ EVA = Kind(
         "pooling": tuple(_POOLINGS),
         "layer_norm_eps": tuple(EVAS),
     },
-    _eva_objections,
+    _find_eva_objections,
     lambda config: EVAS[config.layer_norm_eps],
-    _eva_arguments,
+    _make_eva_arguments,
     _PACKED | timm_eva.SCALES | {".mlp.w1.": ".mlp.fc1_g.", ".mlp.w2.": ".mlp.fc1_x."},
 )
 AIMV2 = Kind(
@@ -200,11 +202,11 @@ AIMV2 = Kind(
 )
 
 
-def _naflex_arguments(config: Any) -> dict[str, Any]:
+def _make_naflex_arguments(config: Any) -> dict[str, Any]:
     """Return the arguments of timm's NaFlexVit alone."""
     way = config.position_interpolation.removesuffix(timm_tables.SQUARE)
     values = next(theirs for theirs, ours in timm_tables.RESIZINGS.items() if ours == way)
-    arguments = {name: value for name, value in _vit_arguments(config).items() if name != "no_embed_class"}
+    arguments = {name: value for name, value in _make_vit_arguments(config).items() if name != "no_embed_class"}
     return arguments | {
         **dict(zip(timm_tables.RESIZING, values, strict=True)),
         timm_tables.KEEPS_ASPECT: config.position_interpolation.endswith(timm_tables.SQUARE),
@@ -220,7 +222,7 @@ NAFLEX = Kind(
         "position_on_class_token other than False": config.has_class_token and config.position_on_class_token
     },
     lambda config: "naflexvit_base_patch16_siglip",
-    _naflex_arguments,
+    _make_naflex_arguments,
     timm_tables.NAFLEX_MODULES,
 )
 
@@ -265,8 +267,8 @@ class TimmFolder(Target):
             "num_classes": num_classes,
             "num_features": config.hidden_size,
             "global_pool": _POOLINGS[config.pooling],
-            "model_args": _arguments(outgoing, num_classes),
-            "pretrained_cfg": _pretrained_config(outgoing, num_classes),
+            "model_args": _make_arguments(outgoing, num_classes),
+            "pretrained_cfg": _make_pretrained_config(outgoing, num_classes),
         }
         if config.problem_type is not None:  # timm ignores it, but a conversion back reads it
             config_file["problem_type"] = config.problem_type
@@ -310,10 +312,10 @@ def _spell_stem(key: str, config: PreTrainedConfig) -> str:
     return key.replace(f"{timm_tables.BACKBONE}.stem.", f"{timm_tables.BACKBONE}.") if has_root_only else key
 
 
-def _arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
+def _make_arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     """Return the arguments with which timm builds the model (`model_args` of its config.json)."""
     config = outgoing.config
-    is_resized = _input_size(outgoing) != outgoing.nominal_size
+    is_resized = _find_input_size(outgoing) != outgoing.nominal_size
     sides = (config.stem_patch_size,) * 2 if _is_hybrid(config) else config.patch_stride
     return {
         "img_size": list(outgoing.nominal_size),
@@ -335,13 +337,13 @@ def _ratio(width: int, hidden_size: int) -> float:
     return ratio if int(hidden_size * ratio) == width else math.nextafter(ratio, math.inf)
 
 
-def _pretrained_config(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
+def _make_pretrained_config(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]:
     """Return timm's `pretrained_cfg`, which normalizes pixels after division by 255."""
     config = outgoing.config
     processor = outgoing.processor
-    size = _input_size(outgoing)
+    size = _find_input_size(outgoing)
     filter_names = {number: name for name, number in RESAMPLE.items()}
-    mode, crop_share = _cropping(outgoing)
+    mode, crop_share = _find_cropping(outgoing)
     mean, std = map(list, scale_of(processor, config.num_channels, unit=255))
     if min(std) <= 0:
         raise UserError(
@@ -368,7 +370,7 @@ def _pretrained_config(outgoing: OutgoingModel, num_classes: int) -> dict[str, A
     return pretrained_config
 
 
-def _input_size(outgoing: OutgoingModel) -> tuple[int, int]:
+def _find_input_size(outgoing: OutgoingModel) -> tuple[int, int]:
     """Return the images that preprocessing gives, if timm has no table or resizes it as we do; else nominal ones."""
     processor, config = outgoing.processor, outgoing.config
     pixels = dict(processor.crop_size) if processor.do_center_crop else dict(processor.size)
@@ -378,9 +380,9 @@ def _input_size(outgoing: OutgoingModel) -> tuple[int, int]:
     return (pixels["height"], pixels["width"]) if takes_any else outgoing.nominal_size
 
 
-def _cropping(outgoing: OutgoingModel) -> tuple[str, float]:
+def _find_cropping(outgoing: OutgoingModel) -> tuple[str, float]:
     """Return timm's (crop_mode, crop_pct) for the processor's steps; raise a UserError if timm cannot express them."""
-    processor, (height, width) = outgoing.processor, _input_size(outgoing)
+    processor, (height, width) = outgoing.processor, _find_input_size(outgoing)
     size = dict(processor.size)
     crop = dict(processor.crop_size) if processor.do_center_crop else dict(processor.size)
     mode = "center" if "shortest_edge" in size else "squash"

@@ -118,8 +118,8 @@ SIGLIP2 = Kind(
 )
 
 
-def mlp_ratio(config: Any) -> int | None:
-    """Return the `mlp_ratio` for the MLP's width, a whole number in transformers; None if there is none.
+def compute_mlp_ratio(config: Any) -> int | None:
+    """Return the `compute_mlp_ratio` for the MLP's width, a whole number in transformers; None if there is none.
 
     DINOv2 takes two thirds of a SwiGLU's nominal width, rounded up to a multiple of 8.
     """
@@ -133,7 +133,7 @@ def _dinov2_fields(config: Any) -> dict[str, Any]:
     """Return the fields of DINOv2's config that not all classes have."""
     registers = config.num_register_tokens
     return {name: getattr(config, name) for name in _DROPOUT} | {
-        "mlp_ratio": mlp_ratio(config),
+        "mlp_ratio": compute_mlp_ratio(config),
         "use_swiglu_ffn": config.mlp_type == "swiglu",
         "layerscale_value": config.layer_scale_init_value,
         "drop_path_rate": config.drop_path_rate,
@@ -141,11 +141,11 @@ def _dinov2_fields(config: Any) -> dict[str, Any]:
     }
 
 
-def _dinov2_objections(config: Any, has_head: bool) -> Mapping[str, object]:
+def _find_dinov2_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     """Name settings that DINOv2 lacks."""
     if not has_head and config.pooling != "token":
         return {f"pooling={config.pooling!r} without a head": True}
-    return {f"intermediate_size={config.intermediate_size} (no mlp_ratio gives it)": not mlp_ratio(config)}
+    return {f"intermediate_size={config.intermediate_size} (no mlp_ratio gives it)": not compute_mlp_ratio(config)}
 
 
 DINOV2 = Kind(
@@ -154,7 +154,7 @@ DINOV2 = Kind(
     _ANY_CONSTANTS
     | dict.fromkeys(("qkv_bias", "layer_scale_init_value", "num_register_tokens", "mlp_type"), ANY)
     | {"pooling": ("token", "gap", "token_and_gap"), "use_class_token": (None, True)},
-    _dinov2_objections,
+    _find_dinov2_objections,
     lambda config, has_head: (
         "Dinov2"
         + ("WithRegisters" if config.num_register_tokens else "")
@@ -272,19 +272,19 @@ class TransformersFolder(Target):
             config.id2label = dict(hf_vit_config.id2label)
             label2id = {label: index for index, label in hf_vit_config.id2label.items()}
             config.label2id = dict(hf_vit_config.label2id or label2id)
-        model = model_class(config, **_options(outgoing))
+        model = model_class(config, **_make_options(outgoing))
         model.load_state_dict(_add_missing_arrays(outgoing), strict=True)
         model.to(outgoing.model.dtype).save_pretrained(outgoing.folder)
-        _outgoing_processor(outgoing).save_pretrained(outgoing.folder)
+        _make_processor(outgoing).save_pretrained(outgoing.folder)
 
     @torch.no_grad()
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
         """Load the folder with transformers and compare its results."""
         model_class = _model_class(outgoing.config, outgoing.has_head)
-        model = model_class.from_pretrained(outgoing.folder, **_options(outgoing)).eval()
+        model = model_class.from_pretrained(outgoing.folder, **_make_options(outgoing)).eval()
         images, expected_results = outgoing.probe()
         is_siglip2 = kind_of(outgoing.config) is SIGLIP2
-        output = model(**_siglip2_inputs(images, outgoing.config) if is_siglip2 else {"pixel_values": images})
+        output = model(**_make_siglip2_inputs(images, outgoing.config) if is_siglip2 else {"pixel_values": images})
         if outgoing.has_head:
             difference = largest_difference(
                 expected_results, output["image_embeds" if "image_embeds" in output else "logits"]
@@ -314,7 +314,7 @@ def _model_class(config: PreTrainedConfig, has_head: bool) -> Any:
     return getattr(transformers, kind_of(config).class_name(config, has_head))
 
 
-def _outgoing_processor(outgoing: OutgoingModel) -> Any:
+def _make_processor(outgoing: OutgoingModel) -> Any:
     """Return the image processor for the class; SigLIP 2's keeps the shape of images."""
     processor, config = outgoing.processor, outgoing.config
     if kind_of(config) is not SIGLIP2:
@@ -329,7 +329,7 @@ def _outgoing_processor(outgoing: OutgoingModel) -> Any:
     )
 
 
-def _siglip2_inputs(images: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:
+def _make_siglip2_inputs(images: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:
     """Return images [B, C, H, W] of one size as SigLIP 2's inputs: patches [B, N, P*P*C], their mask and grids."""
     h, w = config.grid_of(*images.shape[2:])
     patch_h, patch_w = config.patch_stride
@@ -343,7 +343,7 @@ def _siglip2_inputs(images: torch.Tensor, config: Any) -> dict[str, torch.Tensor
     }
 
 
-def _options(outgoing: OutgoingModel) -> dict[str, Any]:
+def _make_options(outgoing: OutgoingModel) -> dict[str, Any]:
     """Return further arguments of the class: a bare ViT may have a pooler or not."""
     if outgoing.has_head or kind_of(outgoing.config) is not VIT:
         return {}

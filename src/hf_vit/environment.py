@@ -85,16 +85,16 @@ def require(*modules: str, purpose: str, extra: str | None = None) -> None:
         UserError: a library is missing; the message has the pip command.
     """
     if missing := [name for name in modules if not _is_installed(name)]:
-        raise UserError(_missing_message(purpose, missing, extra))
+        raise UserError(_describe_missing(purpose, missing, extra))
 
 
 def missing_library(error: ImportError) -> str | None:
     """Return a message with the pip command if an optional library could not be imported; None for other modules."""
     name = (error.name or "").partition(".")[0]
-    return _missing_message("this", [name]) if name in LIBRARIES else None
+    return _describe_missing("this", [name]) if name in LIBRARIES else None
 
 
-def _missing_message(purpose: str, modules: list[str], extra: str | None = None) -> str:
+def _describe_missing(purpose: str, modules: list[str], extra: str | None = None) -> str:
     """Return a message that names missing libraries and the pip command that installs them."""
     names = " and ".join(LIBRARIES[name][0] for name in modules)
     extra = extra or LIBRARIES[modules[0]][1]
@@ -111,11 +111,11 @@ def _is_installed(module: str) -> bool:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed libraries that affect numerical results."""
-    return dict(_versions())
+    return dict(_read_versions())
 
 
 @functools.cache  # reading versions takes as long as converting a small model
-def _versions() -> Mapping[str, str]:
+def _read_versions() -> Mapping[str, str]:
     """Read the versions that `versions` returns."""
     library_versions = {"python": platform.python_version()}
     for package in _PACKAGES:

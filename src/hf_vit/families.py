@@ -126,12 +126,8 @@ def _build_family(name: str, label: str, config_class: type[HfBaseConfig], **not
     return Family(name, label, config_class, classes, reasons)
 
 
-_RESNET = {
-    "masked_prediction": "a ResNet has no patches to mask",
-}
-_MIXER = {
-    "masked_prediction": "an MLP-Mixer has no mask token",
-}
+_RESNET = {"masked_prediction": "a ResNet has no patches to mask"}
+_MIXER = {"masked_prediction": "an MLP-Mixer has no mask token"}
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
@@ -222,7 +218,7 @@ def problem_type_of(model: Any) -> str:
     return "regression" if num_outputs == 1 else "single_label_classification"
 
 
-def regression_reason(model: Any) -> str | None:
+def find_regression_reason(model: Any) -> str | None:
     """Return why the outputs of a model are values; None for a classifier."""
     if problem_type_of(model) != "regression":
         return None
@@ -243,7 +239,7 @@ def refuse_regression(model: Any, name: str, purpose: str, remedy: str = "hf-vit
     Raises:
         UserError: the model's outputs are values.
     """
-    if (reason := regression_reason(model)) is not None:
+    if (reason := find_regression_reason(model)) is not None:
         raise UserError(f"{purpose} needs a classifier, but {name} is a regression model ({reason}); {remedy}")
 
 

@@ -13,12 +13,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers.utils.constants import (
-    IMAGENET_DEFAULT_MEAN,
-    IMAGENET_DEFAULT_STD,
-    OPENAI_CLIP_MEAN,
-    OPENAI_CLIP_STD,
-)
+from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from hf_vit.errors import UserError
 from hf_vit.families import FAMILIES
@@ -136,10 +131,7 @@ ROTARY: dict[str, tuple[Variant, dict[str, Any]]] = {
     "EVA-02-B": (Variant(12, 768, 2048, 12, (14,)), _EVA02_NORM),
     "EVA-02-L": (Variant(24, 1024, 2730, 16, (14,)), _EVA02_NORM),
     "PE-core-B": (Variant(12, 768, 3072, 12, (16,)), _PE | {"pooling_intermediate_size": 3072}),
-    "PE-core-L": (
-        Variant(24, 1024, 4096, 16, (14,)),
-        _PE | {"image_size": 336, "pooling_intermediate_size": 4096},
-    ),
+    "PE-core-L": (Variant(24, 1024, 4096, 16, (14,)), _PE | {"image_size": 336, "pooling_intermediate_size": 4096}),
     "PE-core-G": (
         Variant(50, 1536, 8960, 16, (14,)),
         _PE | {"image_size": 448, "pooling_intermediate_size": 6144, "use_class_token": False, "rotary_offset": 0},

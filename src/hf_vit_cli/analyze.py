@@ -17,9 +17,7 @@ def analyze(
     model: str = arg(..., "Model: folder, Hub id, timm:NAME or checkpoint file; or a folder of checkpoints."),
     output: Path = opt(..., "Folder for metrics, plots and the report.", file_okay=False),
     images: str | None = opt(
-        None,
-        "Images to analyze: a folder of images, or a data set as in --data of evaluate.",
-        show_default=False,
+        None, "Images to analyze: a folder of images, or a data set as in --data of evaluate.", show_default=False
     ),
     only: list[str] | None = opt(None, "Name of an analysis to run; repeat for more. Default: all."),
     against: str | None = opt(None, "For cka_between: second model to compare with."),

@@ -38,7 +38,9 @@ def model_speed(
     ),
     engines: bool = opt(False, "Also measure OpenVINO and ONNX Runtime, in float32 and in int8.", "--engines"),
     checkpointing: bool = opt(False, "Use activation checkpointing in training.", "--checkpointing"),
-    turns: int = opt(15, "Number of measurements per model and build; more make the result more precise.", min=1),
+    turns: int = opt(
+        15, "Number of measurements per model and build; a larger number gives a more precise result.", min=1
+    ),
     builds: int = opt(
         1, "Number of times that the models are built anew, as speed depends on where in memory they are.", min=1
     ),
@@ -132,7 +134,9 @@ def saved_speed(
     context: typer.Context,
     models: list[str] = arg(..., "Two or more models: folders, Hub ids, timm:NAME, or exported files."),
     batch: list[int] | None = opt(None, "Images per forward pass; repeat for more. Default: 1 and 8.", min=1),
-    turns: int = opt(15, "Number of measurements per model and batch size; more make the result more precise.", min=1),
+    turns: int = opt(
+        15, "Number of measurements per model and batch size; a larger number gives a more precise result.", min=1
+    ),
     threads: int | None = opt(None, "Number of threads of torch and ONNX Runtime. Default: all cores.", min=1),
     device: str = opt("cpu", "torch device to measure on."),
     output: Path | None = opt(None, "JSON file for the results; updated after every batch size.", dir_okay=False),
@@ -143,14 +147,14 @@ def saved_speed(
     import torch
 
     from hf_vit.loading import load_models
-    from hf_vit.speed.measuring import SpeedFile, measure_forwards, noise_for
+    from hf_vit.speed.measuring import SpeedFile, make_noise, measure_forwards
 
     if threads is not None:
         torch.set_num_threads(threads)
     subjects = {subject.name: subject for subject in load_models(models, device)}
     speeds = SpeedFile(output, format_command(context), device, turns=turns)
     sizes = batch or [1, 8]
-    samples = {size: {name: noise_for(subject, size) for name, subject in subjects.items()} for size in sizes}
+    samples = {size: {name: make_noise(subject, size) for name, subject in subjects.items()} for size in sizes}
     for size in sizes:
         results, load = measure_forwards(subjects, samples[size], turns)
         speeds.add({"batch": size, "models": {name: asdict(speed) for name, speed in results.items()}}, load)
@@ -168,7 +172,7 @@ def print_speeds(results: "Mapping[str, ForwardSpeed]", batch: int) -> None:
 
 @bench.command("data", cls=Command)
 @options.with_options(
-    *("image_size", "micro_batch_size", "precision", "num_workers", "device", "streaming", "skip_bad_images"),
+    *("image_size", "micro_batch_size", "precision", "num_workers", "device", "streaming", "skip_bad_images")
 )
 def data_speed(
     context: typer.Context,

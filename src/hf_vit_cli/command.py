@@ -89,7 +89,7 @@ class Command(TyperCommand):
         self._arguments: list[Any] = [param for param in self.params if param.param_type_name == "argument"]
         for argument in self._arguments:
             argument.metavar = argument.metavar or argument.name.upper()
-            argument.help = f"{argument.help} Also {_option_flag(argument)}."
+            argument.help = f"{argument.help} Also {_get_flag(argument)}."
 
     @handle_interrupt(lambda: "no incomplete files remain")
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # typer names the class of its context nowhere
@@ -109,10 +109,8 @@ class Command(TyperCommand):
                 value = self.make_parser(ctx).parse_args(list(args))[0].get(error.param.name)
                 value = ctx.lookup_default(error.param.name) if value is None else value
                 value_text = " ".join(map(str, _to_sequence(value)))
-                context.fail(
-                    f"{_option_flag(error.param)} '{value_text}': {error.message[:1].lower()}{error.message[1:]}"
-                )
-            missing = [_option_flag(param) for param in self.params if param.required and param.name not in ctx.params]
+                context.fail(f"{_get_flag(error.param)} '{value_text}': {error.message[:1].lower()}{error.message[1:]}")
+            missing = [_get_flag(param) for param in self.params if param.required and param.name not in ctx.params]
             context.fail(f"{', '.join(missing)} is missing; give a value for it")
         self._refuse_bad_values(context, self.make_parser(ctx).parse_args(list(args))[0])
         return remaining
@@ -149,24 +147,24 @@ class Command(TyperCommand):
         """
         for param in self.params:
             if "" in _to_sequence(typed_values.get(param.name)):
-                context.fail(f"{_option_flag(param)} is empty; give a value, or leave the option out")
+                context.fail(f"{_get_flag(param)} is empty; give a value, or leave the option out")
             for value in _to_sequence(context.params.get(param.name)):
                 if isinstance(value, str | Path) and is_device_or_pipe(value):
-                    context.fail(f"{_option_flag(param)} {value} is a device or a pipe; give a file or a folder")
+                    context.fail(f"{_get_flag(param)} {value} is a device or a pipe; give a file or a folder")
                 if param.name in _OUTPUT_OPTIONS and value is not None:
                     context.params[param.name] = path = _follow_link(value)
                     if (reason := _find_obstacle(path)) is not None:
-                        message = f"{_option_flag(param)} {value} cannot be written ({reason}); choose another path"
+                        message = f"{_get_flag(param)} {value} cannot be written ({reason}); choose another path"
                         raise typer.TyperException(message)
                 if isinstance(value, int) and abs(value) > _MAX_INTEGER:
-                    context.fail(f"{_option_flag(param)} {value} is too large; give at most {_MAX_INTEGER}")
+                    context.fail(f"{_get_flag(param)} {value} is too large; give at most {_MAX_INTEGER}")
                 if isinstance(value, float) and not math.isfinite(value):
-                    context.fail(f"{_option_flag(param)} {value} is not a finite number; give a finite number")
+                    context.fail(f"{_get_flag(param)} {value} is not a finite number; give a finite number")
 
     def _order_arguments(self, ctx: typer.Context, args: list[str]) -> list[str]:
         """Return the command line with arguments that were given by name moved to their positions."""
-        values_by_flag: dict[str, list[str]] = {_option_flag(argument): [] for argument in self._arguments}
-        single_flags = {_option_flag(argument) for argument in self._arguments if argument.nargs == 1}
+        values_by_flag: dict[str, list[str]] = {_get_flag(argument): [] for argument in self._arguments}
+        single_flags = {_get_flag(argument) for argument in self._arguments if argument.nargs == 1}
         other_words: list[str] = []
         words = iter(args)
         for word in words:
@@ -224,7 +222,7 @@ def _to_sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else (value,)
 
 
-def _option_flag(parameter: Any) -> str:
+def _get_flag(parameter: Any) -> str:
     """Return the flag of a parameter: `--learning-rate` for an option, `--model` for the argument MODEL or MODELS."""
     if parameter.param_type_name == "option":
         return parameter.opts[0]
@@ -243,7 +241,7 @@ def load_config(context: typer.Context, file: Path | None) -> None:
     if is_device_or_pipe(file):
         context.fail(f"--config {file} is a device or a pipe; give a file")
     content = _read_config(context, file)
-    options = _last_run_options(context, file, content) if isinstance(content, list) else content
+    options = _read_last_run_options(context, file, content) if isinstance(content, list) else content
     if not isinstance(options, Mapping):
         context.fail(
             f"--config {file} holds no options; write one 'name: value' per line, or give the facts.json of a run"
@@ -287,7 +285,7 @@ def _read_config(context: typer.Context, file: Path) -> Any:
         context.fail(f"--config {file} cannot be read ({error}); give a YAML or JSON file")
 
 
-def _last_run_options(context: typer.Context, file: Path, records: list[Any]) -> dict[str, Any]:
+def _read_last_run_options(context: typer.Context, file: Path, records: list[Any]) -> dict[str, Any]:
     """Return the options of the last run of this command that a facts.json records."""
     commands = [str(record.get("command", "")) for record in records if isinstance(record, dict)]
     runs = [command for command in commands if command.startswith(f"{context.command_path} ")]

@@ -48,9 +48,7 @@ def convert(
         None, "Position embedding, if the checkpoint has no table of positions: sincos_2d or none.", metavar="NAME"
     ),
     rotary_embedding: str | None = opt(
-        None,
-        "Rotary positions, if the checkpoint does not record them: axial or none.",
-        metavar="NAME",
+        None, "Rotary positions, if the checkpoint does not record them: axial or none.", metavar="NAME"
     ),
     norm_after_branches: bool = opt(
         False,

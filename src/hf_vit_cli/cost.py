@@ -50,7 +50,7 @@ def cost(
     mode: str = opt(
         "flops",
         (
-            "Estimate: flops; memory; blog or corrected, the price of training the paper's L/16 or H/14; "
+            "What to estimate: flops, memory, the price of training the paper's L/16 or H/14 (blog or corrected), or "
             "tpu, this machine compared with TPUs."
         ),
     ),
@@ -68,10 +68,12 @@ def cost(
         if "utilization" in arguments:
             arguments["utilisation"] = arguments.pop("utilization")
         summary = cost_summary(model, **arguments)
-        _print_result(model, summary, _summary_rows(summary), as_json)
+        _print_result(model, summary, _make_summary_rows(summary), as_json)
     elif mode == "memory":
         plan = memory_plan(model, **arguments)
-        _print_result(f"{model}, memory of a training with AdamW, on each device", plan, _memory_rows(plan), as_json)
+        _print_result(
+            f"{model}, memory of a training with AdamW, on each device", plan, _make_memory_rows(plan), as_json
+        )
     elif mode == "tpu":
         comparison = beside_tpu(model, arguments["device_flops"] if arguments else _parse_rate("here"))
         device_label = "this machine's matrix products" if device_flops in (None, "here") else "the given device"
@@ -81,7 +83,7 @@ def cost(
         _print_result(f"{model}, as the blog post estimated", estimate, _blog_rows(estimate), as_json)
     else:
         corrected_costs = corrected_estimate(model)
-        _print_result(f"{model}, corrected", corrected_costs, _corrected_rows(corrected_costs), as_json)
+        _print_result(f"{model}, corrected", corrected_costs, _make_corrected_rows(corrected_costs), as_json)
 
 
 def _check_options(mode: str, arguments: dict[str, Any]) -> None:
@@ -117,20 +119,20 @@ def _parse_rate(text: str) -> float:
 
 
 def _print_result(title: str, result: Any, rows: Rows, as_json: bool) -> None:
-    """Print a result as a table, or as JSON with all its fields."""
+    """Print a result as a table, or as JSON with all its fields and the FLOPs of a forward pass."""
     if as_json:
         import dataclasses
         import json
 
         fields = dataclasses.asdict(result)
-        typer.echo(
-            json.dumps(fields | {"forward_flops": result.forward_flops} if "macs" in fields else fields, indent=2)
-        )
+        if "macs" in fields:
+            fields["forward_flops"] = result.forward_flops
+        typer.echo(json.dumps(fields, indent=2))
         return
     print_table(rows, title=title)
 
 
-def _summary_rows(summary: "CostSummary") -> Rows:
+def _make_summary_rows(summary: "CostSummary") -> Rows:
     """Return the rows for FLOPs and time of a training."""
     height, width = summary.image_size
     rows = [(f"forward, one image of {height}x{width} px", flops(summary.forward_flops))]
@@ -140,7 +142,7 @@ def _summary_rows(summary: "CostSummary") -> Rows:
     return rows + make_time_rows(summary)
 
 
-def _memory_rows(plan: "MemoryPlan") -> Rows:
+def _make_memory_rows(plan: "MemoryPlan") -> Rows:
     """Return the rows for the memory of a training."""
     height, width = plan.image_size
     images = f"{plan.batch_size} images of {height}x{width} px in {plan.precision}"
@@ -186,7 +188,7 @@ def _tpu_rows(estimate: "BesideTpu", device_label: str) -> Rows:
     ]
 
 
-def _corrected_rows(estimate: "CorrectedEstimate") -> Rows:
+def _make_corrected_rows(estimate: "CorrectedEstimate") -> Rows:
     """Return the rows for the corrected estimate: every correction, and the resulting times and prices."""
     rows: Rows = []
     for number, fix in enumerate(estimate.corrections, start=1):

@@ -33,18 +33,17 @@ def data(
     are_skipped = shared.pop("skip_bad_images")
     images = load_data(source, skip_bad_images=True, multi_label=True, target=target, **shared)
     summary = overview(images)
-    splits, class_counts = list(images.splits), summary.counts.values()
-    split_sizes = {split: images.num_examples(split) or 0 for split in splits}
-    rows: list[list[str] | None] = [
-        [name, *(f"{counts[split]:,}" for split in splits)] for name, counts in summary.counts.items()
-    ]
+    splits = list(images.splits)
+    split_sizes = [images.num_examples(split) or 0 for split in splits]
+    rows: list[list[str] | None] = []
+    for name, counts in summary.counts.items():
+        rows.append([name, *(f"{counts[split]:,}" for split in splits)])
     rows.append(None)
     if summary.unit != "images":
-        rows.append(
-            [f"all {summary.unit}", *(f"{sum(counts[split] for counts in class_counts):,}" for split in splits)]
-        )
-    rows.append(["all" if summary.unit == "images" else "images", *(f"{number:,}" for number in split_sizes.values())])
-    print_table(rows, "class", *splits, title=f"{images.name}: {sum(split_sizes.values()):,} images")
+        totals = [sum(counts[split] for counts in summary.counts.values()) for split in splits]
+        rows.append([f"all {summary.unit}", *(f"{total:,}" for total in totals)])
+    rows.append(["all" if summary.unit == "images" else "images", *(f"{size:,}" for size in split_sizes)])
+    print_table(rows, "class", *splits, title=f"{images.name}: {sum(split_sizes):,} images")
     smallest, median, largest = (f"{height}x{width}" for height, width in summary.sizes)
     print_safely(f"sizes: {smallest} to {largest} px (height x width), median {median}")
     modes = ", ".join(f"{mode} {count:,}" for mode, count in summary.modes.items())

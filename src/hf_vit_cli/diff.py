@@ -10,9 +10,7 @@ from hf_vit_cli.options import arg, opt
 _MODEL_FORMS = "folder, Hub id, user/name@REVISION, timm:NAME, or any checkpoint that hf-vit convert reads."
 
 
-@options.with_options(
-    *("split", "batch_size", "skip_bad_images", "image_column", "label_column", "device", "seed"),
-)
+@options.with_options(*("split", "batch_size", "skip_bad_images", "image_column", "label_column", "device", "seed"))
 def diff(
     model: str = arg(..., f"First model: {_MODEL_FORMS}"),
     other: str = arg(..., f"Second model: {_MODEL_FORMS}"),

@@ -27,9 +27,7 @@ def export(
         "--preprocessing",
     ),
     decoding: bool = opt(
-        False,
-        "onnx: include the image decoder, so that the graph takes the bytes of a JPEG or PNG file.",
-        "--decoding",
+        False, "onnx: include the image decoder, so that the graph takes the bytes of a JPEG or PNG file.", "--decoding"
     ),
     quantize: str | None = opt(
         None, "Quantize dense layers to int8: static (onnx, openvino) or dynamic (onnx).", metavar="MODE"

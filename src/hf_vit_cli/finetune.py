@@ -183,12 +183,12 @@ def print_result(result: "FinetuneResult") -> None:
         header = (name.replace("_", " "), "accuracy", "loss (nats)", "")
         best = getattr(result.recipe, name)
         title = f"{'trials of --tune auto' if name == 'tune' else 'learning rates'}, validation split"
-        print_table([_trial_row(trial, trial[name], best) for trial in result.trials], *header, title=title)
+        print_table([_make_trial_row(trial, trial[name], best) for trial in result.trials], *header, title=title)
     print_table(rows, title="test split (evaluated once)")
     print_safely(f"saved in {result.folder}: model, processor, facts.json, README.md")
 
 
-def _trial_row(trial: "Mapping[str, Any]", value: float | str, best: float | str) -> list[str]:
+def _make_trial_row(trial: "Mapping[str, Any]", value: float | str, best: float | str) -> list[str]:
     """Return a row of the trials: the value that was tried, its results, and whether it was chosen."""
     scores = ("diverged", "-") if trial["score"] is None else (f"{trial['accuracy']:.2%}", f"{trial['loss']:.4f}")
     return [value if isinstance(value, str) else f"{value:g}", *scores, "best" if value == best else ""]

@@ -43,8 +43,7 @@ def build_app() -> typer.Typer:
 
     @app.callback(invoke_without_command=True)
     def _root(  # pyright: ignore[reportUnusedFunction]
-        context: typer.Context,
-        version: bool = opt(False, "Show the version and exit.", "--version"),
+        context: typer.Context, version: bool = opt(False, "Show the version and exit.", "--version")
     ) -> None:
         """Vision transformers for Hugging Face: train, evaluate, convert, share."""
         if version:

@@ -4,9 +4,7 @@ from hf_vit_cli.command import print_table
 from hf_vit_cli.options import arg
 
 
-def recipes(
-    name: str | None = arg(None, "Recipe whose values are shown. Default: list all recipes."),
-) -> None:
+def recipes(name: str | None = arg(None, "Recipe whose values are shown. Default: list all recipes.")) -> None:
     """Show the training recipes: purpose, values and sources."""
     from rich.table import Column
 

@@ -11,8 +11,7 @@ from hf_vit_cli.options import arg, opt
 @options.with_options("device")
 def verify(
     repo: str = arg(
-        ...,
-        "Repository on the Hub (user/name); a folder exported to onnx or openvino; with --doors a saved model.",
+        ..., "Repository on the Hub (user/name); a folder exported to onnx or openvino; with --doors a saved model."
     ),
     revision: str | None = opt(None, "Branch, tag or commit. Default: main."),
     trust_remote_code: bool = opt(
@@ -30,7 +29,7 @@ def verify(
         "data set whose test images are used. Default: the model's built-in data, else photos.",
     ),
     runtime: Path | None = opt(
-        None, "With --doors: folder with the files of ONNX Runtime Web, as for hf-vit page.", metavar="DIR"
+        None, "With --doors: folder with the files of ONNX Runtime Web. Default: download them once.", metavar="DIR"
     ),
     **shared: Any,
 ) -> None:

@@ -27,12 +27,7 @@ UNLABELED = "Self-training on unlabeled images (docs/training.md)"
 CONTRAST = "Momentum contrast"
 
 # Destination of the Trainer's log -> packages, one of which must be installed.
-REPORTERS = {
-    "none": (),
-    "tensorboard": ("tensorboard", "tensorboardX"),
-    "wandb": ("wandb",),
-    "trackio": ("trackio",),
-}
+REPORTERS = {"none": (), "tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
 # The forms of timm's policies.
 POLICY = r"3a|rand(-(m\d+|n\d+|p\d*\.?\d+|mstd\d*\.?\d+|mmax\d+|inc[01]))*|(original|originalr|v0|v0r)(-mstd\d*\.?\d+)?"
 
@@ -80,12 +75,10 @@ class AugmentationConfig:
     )
     horizontal_flip: float = _augmentation(0.0, "Probability of a horizontal flip, 0 to 1.")
     randaugment: tuple[int, int] | None = _augmentation(
-        None,
-        "RandAugment (arXiv 1909.13719): number of layers and magnitude (0 to 30), such as 2 9; 0 0 turns it off.",
+        None, "RandAugment (arXiv 1909.13719): number of layers and magnitude (0 to 30), such as 2 9; 0 0 turns it off."
     )
     random_erasing: float = _augmentation(
-        0.0,
-        "Random erasing (arXiv 1708.04896): probability that noise replaces a rectangle of 2 to 33% of the image.",
+        0.0, "Random erasing (arXiv 1708.04896): probability that noise replaces a rectangle of 2 to 33% of the image."
     )
     mixup_alpha: float = _augmentation(0.0, "Beta parameter of mixup (arXiv 1710.09412), such as 0.2; 0 turns it off.")
     cutmix_alpha: float = _augmentation(
@@ -208,8 +201,8 @@ class Recipe:
     min_learning_rate: float = _optimization(
         0.0, "Final learning rate of the schedules cosine and warmup_stable_decay.", at_least=0
     )
-    epochs: float | None = setting(None, "Epochs: passes over the training split.", above=0)
-    steps: int | None = setting(None, "Optimizer steps, instead of epochs.", above=0)
+    epochs: float | None = setting(None, "Number of epochs, passes over the training split.", above=0)
+    steps: int | None = setting(None, "Number of optimizer steps, in place of --epochs.", above=0)
     batch_size: int = setting(MISSING, "Images per optimizer step, over all devices.", above=0)
     clip: float = _optimization(1.0, "Clip gradients to this norm; 0 turns it off.", at_least=0)
     loss: Literal["ce", "bce"] = _optimization(
@@ -246,8 +239,8 @@ class Recipe:
     architecture: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     tune: Literal["all", "head", "lora", "auto"] = setting(
         "all",
-        "Weights to train: all, head, lora (arXiv 2106.09685; extra peft), or auto, which tries the three for 30% of "
-        "the steps and takes the best on the validation split.",
+        "Weights to train: all, head, lora (arXiv 2106.09685; needs pip install 'hf-vit[peft]'), or auto, which tries "
+        "the three for 30% of the steps and takes the best on the validation split.",
     )
     lora_rank: int = _weights(8, "With --tune lora: rank of the updates of query and value projections.", above=0)
     lora_alpha: float = _weights(16.0, "With --tune lora: updates are scaled by alpha / rank.", above=0)
@@ -403,7 +396,7 @@ class FinetuneOptions:
     seed: int = setting(
         0, "Random seed for weight initialization, data order, augmentation, masks and dropout.", at_least=0
     )
-    num_workers: int = setting(0, "Data loading processes.", at_least=0)
+    num_workers: int = setting(0, "Number of data loading processes.", at_least=0)
     streaming: bool = _run(
         False,
         (
@@ -653,7 +646,8 @@ def _check(settings: Any, command: str = "finetune") -> None:
 def _convert(field: Field[Any], value: Any, command: str) -> Any:
     """Convert a value to the type of its field; raise a `UserError` if it does not fit type or range."""
     annotation: Any = field.type
-    parts, need = (annotation, *get_args(annotation)), ""
+    parts = (annotation, *get_args(annotation))
+    need = ""
     if value is None and NoneType in parts:
         return value
     value = cast(Any, value)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_vit.speed.measuring import counted_flops, others_load, peak_memory, quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import count_flops, others_load, peak_memory, quartiles, speed_ratio, take_turns
 
 
 def test_turns_change_who_follows_whom():
@@ -40,12 +40,12 @@ def test_peak_memory_of_known_tensors():
 
 def test_flops_of_a_layer_and_of_attention():
     layer = torch.nn.Linear(6, 10)
-    assert counted_flops(layer, lambda: layer(torch.zeros(4, 6))) == 2 * 4 * 6 * 10
+    assert count_flops(layer, lambda: layer(torch.zeros(4, 6))) == 2 * 4 * 6 * 10
     assert layer.weight.requires_grad, "as it was before"
     tokens, width = 5, 16
     inputs = torch.zeros(1, 2, tokens, width // 2)
     attend = torch.nn.functional.scaled_dot_product_attention
-    assert counted_flops(layer, lambda: attend(inputs, inputs, inputs)) == 2 * 2 * tokens**2 * width
+    assert count_flops(layer, lambda: attend(inputs, inputs, inputs)) == 2 * 2 * tokens**2 * width
 
 
 def test_own_work_is_not_the_load_of_others(monkeypatch):

@@ -532,8 +532,8 @@ def test_onto_an_earlier_export_the_remedy_is_force(with_processor: tuple[Any, P
 
 def test_another_filter_stops_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     saved("plain", tmp_path / "model")
-    weights = preprocessing._weights
-    monkeypatch.setattr(preprocessing, "_weights", lambda nodes, old, new, _: weights(nodes, old, new, BICUBIC))
+    weights = preprocessing._compute_weights
+    monkeypatch.setattr(preprocessing, "_compute_weights", lambda nodes, old, new, _: weights(nodes, old, new, BICUBIC))
     with pytest.raises(UserError, match=r"the graph resizes images differently .*nothing was written"):
         export(tmp_path / "model", tmp_path / "out", "onnx", preprocessing=True)
     assert not (tmp_path / "out").exists()

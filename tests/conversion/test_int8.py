@@ -22,7 +22,7 @@ from hf_vit.conversion import export
 from hf_vit.conversion.targets.graphs import certificate as certificates
 from hf_vit.conversion.targets.graphs import int8
 from hf_vit.conversion.targets.graphs.certificate import verify
-from hf_vit.conversion.targets.graphs.int8 import Calibration, choose_float_parts, expected_agreement
+from hf_vit.conversion.targets.graphs.int8 import Calibration, choose_float_parts, estimate_agreement
 from hf_vit.conversion.targets.graphs.runtimes import openvino_core
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
@@ -244,7 +244,7 @@ def test_the_share_that_stays_is_foretold_better_than_counted():
 
     share = counted(*drawn(200_000))
     draws = [drawn(400) for _ in range(400)]
-    expected, counts = (torch.tensor([ask(*draw) for draw in draws]) for ask in (expected_agreement, counted))
+    expected, counts = (torch.tensor([ask(*draw) for draw in draws]) for ask in (estimate_agreement, counted))
     assert 0.99 < share < 0.998
     assert float(expected.mean()) == pytest.approx(share, abs=3e-4)
     assert (expected - share).std() < 0.7 * (counts - share).std()

@@ -133,7 +133,7 @@ MISFITS: tuple[tuple[str, Edit, list[str]], ...] = (
     ("gap", lambda s: s | replaced("^", "params/img/")(s), ["encoders below 2 prefixes",
         "select one with --prefix"]),
     ("gap", replaced("^", "model/"), ["encoders below the prefix 'model/'", "--prefix model/"]),
-    ("gap", with_key("Transformer/pos_embedding", 1, 9, 8), ["holds pos_embedding under its old"]),
+    ("gap", with_key("Transformer/pos_embedding", 1, 9, 8), ["holds pos_embedding under an old"]),
     ("map", without(f"{MAP}Mlp"), [f"4 keys missing: {MAP}MlpBlock_0/Dense_0/kernel, {MAP}MlpBlock_0/Dense_0/bias"]),
     ("map", lambda s: replaced(f"^{MAP}", "")(without("Head_0/Layer")(s)),
         ["2 keys missing: LayerNorm_0/scale, LayerNorm_0/bias"]),

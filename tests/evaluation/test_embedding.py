@@ -214,7 +214,7 @@ def test_bad_input(model, images, tmp_path):
         (images, "full", {}, "holds other files"),
         (images, "new", dict(splits=["dev"]), "no split 'dev'"),
         (images, "new", dict(num_processes=0), "at least 1"),
-        (images, "new", dict(layers=2), "are for --features"),
+        (images, "new", dict(layers=2), "only work with --features"),
         (images, "new", dict(features="mean", layers=9), "--layers 9 does not fit a model with 2 layers; give 1 to 2"),
         (images, "new", dict(features="mean", predictions=True), "leave --predictions out"),
     ):

@@ -25,19 +25,19 @@ from hf_vit.evaluation.protocols.calibration import ReliabilitySums, calibration
 from hf_vit.evaluation.protocols.probes import FewShotRegression, draw_shots, few_shot, linear_probe, nearest_neighbors
 from hf_vit.evaluation.protocols.robustness import (
     CORRUPTIONS,
+    choose_patch_size,
     corrupt,
     corrupt_batch,
     corruptions,
     disk_kernel,
     drop,
     fgsm,
+    measure_saliency,
     motion_kernel,
     patch_drop,
-    patch_px,
     pgd,
     random_start,
     robustness,
-    saliency,
 )
 from hf_vit.loading.model import LoadedModel
 from hf_vit.loading.pixels import PixelScale
@@ -234,9 +234,9 @@ def test_probes_read_the_features_that_are_chosen(kind, norm):
     ("protocol", "options", "reason"),
     [
         ("knn", dict(features="patches"), "--features patches .* give one of class, mean, class.mean"),
-        ("knn", dict(layers=2), "--layers and --no-norm are for --features"),
+        ("knn", dict(layers=2), "--layers and --no-norm only work with --features"),
         ("knn", dict(features="mean", layers=3), "--layers 3 does not fit a model with 2 layers"),
-        ("top1", dict(features="mean"), "--features are for few-shot, linear-probe, knn, vtab"),
+        ("top1", dict(features="mean"), "--features only works with --protocol few-shot, linear-probe, knn, vtab"),
     ],
 )
 def test_features_that_cannot_be_read_are_refused(protocol, options, reason):
@@ -254,19 +254,19 @@ def test_a_stream_has_the_same_neighbours():
 
 
 def test_the_grid_is_the_model_s():
-    assert patch_px(make_classifier(), (8, 8), None) == (4, 4)
-    assert patch_px(make_classifier(), (8, 8), 2) == (2, 2)
+    assert choose_patch_size(make_classifier(), (8, 8), None) == (4, 4)
+    assert choose_patch_size(make_classifier(), (8, 8), 2) == (2, 2)
     hybrid = FAMILIES["hybrid"].build("classification")
-    assert patch_px(hybrid, (16, 16), None) == hybrid.config.patch_stride
+    assert choose_patch_size(hybrid, (16, 16), None) == hybrid.config.patch_stride
     vit = VisionTransformer(img_size=(12, 32), patch_size=(6, 8), embed_dim=8, depth=1, num_heads=1)
-    assert patch_px(vit, (12, 32), None) == (6, 8)
+    assert choose_patch_size(vit, (12, 32), None) == (6, 8)
     resnet = ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1]))
-    assert patch_px(resnet, (224, 280), None) == (16, 16)
-    assert patch_px(resnet, (8, 8), None) == (1, 1)
+    assert choose_patch_size(resnet, (224, 280), None) == (16, 16)
+    assert choose_patch_size(resnet, (8, 8), None) == (1, 1)
     for name in RESNETS:  # their total stride is no patch
-        assert patch_px(RESNETS[name].build("classification"), (224, 280), None) == (16, 16)
+        assert choose_patch_size(RESNETS[name].build("classification"), (224, 280), None) == (16, 16)
     with pytest.raises(UserError, match=r"patches of 9x9 px do not fit images of 8x8 px; give a smaller --patch-size"):
-        patch_px(resnet, (8, 8), 9)
+        choose_patch_size(resnet, (8, 8), 9)
 
 
 def test_dropping_replaces_whole_patches_and_more_of_the_same():
@@ -290,7 +290,7 @@ def test_dropping_replaces_whole_patches_and_more_of_the_same():
 def test_saliency_of_a_linear_model_is_what_dropping_does():
     model, values = Linear(4, 3 * 8 * 12), torch.randn(5, 3, 8, 12, dtype=torch.float64)
     filling = values.mean(dim=(2, 3), keepdim=True)
-    found = saliency(model, values, filling, (4, 4))
+    found = measure_saliency(model, values, filling, (4, 4))
     assert found.shape == (5, 2, 3)
 
     def margin(changed, predicted):
@@ -316,7 +316,7 @@ def test_accuracy_without_patches_equals_a_plain_loop():
     whole = PROTOCOLS["top1"](examine(model, data))
     with torch.no_grad():
         black = int(model(torch.full((1, 3, 8, 8), -1.0)).logits.argmax())
-        ranks = saliency(model, values, torch.tensor(-1.0), (4, 4)).flatten(1).argsort(dim=1, descending=True)
+        ranks = measure_saliency(model, values, torch.tensor(-1.0), (4, 4)).flatten(1).argsort(dim=1, descending=True)
         places = torch.zeros(30, 4).scatter(1, ranks, torch.arange(4.0).expand(30, 4)).view(30, 2, 2)
         half = model(drop(values, places, 0.5, torch.tensor(-1.0), (4, 4))).logits.argmax(1)
     assert result.shares == [0.0, 0.5, 1.0]

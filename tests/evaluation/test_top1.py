@@ -37,7 +37,7 @@ from hf_vit.evaluation import (
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.metrics import ClassificationMetrics
 from hf_vit.evaluation.protocols.frame import make_thumbnail
-from hf_vit.evaluation.reading import Collate, image_batches
+from hf_vit.evaluation.reading import Collate, iterate_batches
 from hf_vit.loading.model import load_model, match_labels, unique_names
 from hf_vit.results.figures import save_figure
 
@@ -251,7 +251,7 @@ def test_workers_send_no_whole_images():
     rows = [{"image": picture, "label": label} for label, picture in enumerate(pictures)]
     collate = Collate(lambda images: torch.stack(eval_transform(make_processor()).prepare(images)), [1, 0])
     (values, labels, images), (plain_values, plain_labels, plain) = (
-        next(iter(image_batches(rows, 2, collate, workers))) for workers in (1, 0)
+        next(iter(iterate_batches(rows, 2, collate, workers))) for workers in (1, 0)
     )
     assert torch.equal(values, plain_values)
     assert labels.tolist() == plain_labels.tolist() == [1, 0]
@@ -399,7 +399,7 @@ def test_a_metric_holds_no_images(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"references": None}, r"without \['references'\]"),
+        ({"references": None}, r"lacks \['references'\]"),
         ({"reference": [0]}, r"'reference', 'references'"),
         ({"predictions": [0, 1]}, "different lengths"),
         ({"top_k": [[0, 1]]}, r"shape \(1, 2\), but top-5 accuracy needs \[B, 5\] or wider"),

@@ -296,7 +296,7 @@ def test_a_retina_is_scaled_centred_and_freed_of_its_mean():
     distance = np.hypot(rows - 60, columns - 80)
     pixels = np.where(distance <= 50, 150, 0)[..., None].repeat(3, axis=-1).astype(np.uint8)
     pixels[58:62, 88:92] = 220
-    shown = np.asarray(vtab.scaled_retina(Image.fromarray(pixels))).astype(int)
+    shown = np.asarray(vtab.scale_retina(Image.fromarray(pixels))).astype(int)
     assert shown.shape == (540, 540, 3)
     assert (shown[0, 0] == 128).all()
     assert abs(int(shown[270, 150, 0]) - 128) <= 4

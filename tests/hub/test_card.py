@@ -136,12 +136,12 @@ def test_without_facts_there_are_no_sections_and_no_numbers(folder: Path) -> Non
     # The shape of the model, its number of classes, parameters and FLOPs (a multiply-add counts 2): all from
     # config.json and the weights; and what pipelines see (`test_what_the_card_says_of_pipelines_is_so` measures it).
     shape = ["1", "16", "2", "4", "4", "8", "12", "6", "24", "29", "16", "57", "2"]
-    measured = [f"{count_parameters(folder):,}", f"{counted_flops(folder) / 1e6:.4g}"]
+    measured = [f"{count_parameters(folder):,}", f"{count_flops(folder) / 1e6:.4g}"]
     assert sorted(re.findall(r"\d[\d,.]*\d|\d", prose)) == sorted(shape + measured)
     assert not {"model-index", "metrics", "datasets", "base_model"} & set(metadata(card))
 
 
-def counted_flops(folder: Path) -> int:
+def count_flops(folder: Path) -> int:
     """By torch's own counter, while the model runs."""
     model = HfViTForImageClassification.from_pretrained(folder).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -204,7 +204,7 @@ BAD: list[tuple[Any, str]] = [
     ({"inputs": []}, "the request has 0 images"),
     ({"inputs": ["x"] * 257}, "the request has 257 images"),
     ({}, 'the request has no "inputs"'),
-    ({"inputs": "", "parameters": {"top_k": 0}}, "top_k is 0 and threshold 0.5; give at least 1, and 0 to 1"),
+    ({"inputs": "", "parameters": {"top_k": 0}}, "top_k is 0 and threshold 0.5; give a top_k of at least 1 and"),
     *(({"inputs": "", "parameters": {"top_k": value}}, f"top_k is {value!r} and threshold 0.5; give numbers")
       for value in ("two", True, 2.5, [2], float("nan"))),
     ({"inputs": "", "parameters": {"top_k": "x" * 10**6}}, "top_k is 'xxx"),

@@ -350,7 +350,7 @@ def test_openvino_computes_gelus_apart_with_avx2_alone(
     assert given[0].isnan().all()
     assert float(given[1, 0]) == pytest.approx(1e10, rel=1e-6)
     openvino.save_model(
-        runtimes.openvino_graph(program), file := tmp_path / "openvino_model.xml", compress_to_fp16=False
+        runtimes.make_openvino_graph(program), file := tmp_path / "openvino_model.xml", compress_to_fp16=False
     )
     opened = runtimes.OPENVINO.open(file)
     torch.testing.assert_close(opened.run(values)["outputs"], given, rtol=1e-6, atol=1e-6, equal_nan=True)

@@ -190,7 +190,7 @@ def torchs_map(config, attention, normed: torch.Tensor) -> torch.Tensor:
         out_proj_weight=attention.o_proj.weight,
         out_proj_bias=attention.o_proj.bias,
         training=False,
-        attn_mask=additive_mask(config, attention, normed),
+        attn_mask=make_additive_mask(config, attention, normed),
         average_attn_weights=False,
     )[1]
 
@@ -208,7 +208,7 @@ def rotated_map(config, attention, normed: torch.Tensor) -> torch.Tensor:
         pairs = heads.unflatten(-1, (2, 4)).transpose(-1, -2) if halves else heads.unflatten(-1, (4, 2))
         turned.append(torch.view_as_complex(pairs.contiguous()) * turns)
     logits = (turned[0] @ turned[1].conj().mT).real * 8**-0.5
-    mask = additive_mask(config, attention, normed.transpose(0, 1))
+    mask = make_additive_mask(config, attention, normed.transpose(0, 1))
     return (logits if mask is None else logits + mask).softmax(-1)
 
 
@@ -239,7 +239,7 @@ def turn_of(config, attention, head: int, token: int) -> torch.Tensor:
     return torch.exp(1j * torch.tensor([at / p for at in (first, second) for p in periods], dtype=torch.float64))
 
 
-def additive_mask(config, attention, normed: torch.Tensor) -> torch.Tensor | None:
+def make_additive_mask(config, attention, normed: torch.Tensor) -> torch.Tensor | None:
     """[B*A, N, N]: causal order, q . (embedding of the offset) or its bias by a loop over pairs of patches, or what a
     local model sees.
     """

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from hf_vit.models.embeddings_hf_vit import (
     RelativePositionBias,
     RelativePositionKeys,
-    _bicubic_weights,
+    _compute_bicubic_weights,
     resample_patch_kernel,
     resample_position_table,
     sincos_1d_table,
@@ -242,7 +242,7 @@ def test_an_offset_gives_the_same_in_a_graph(old: int, new: int):
     """Where sizes are symbols, weights take the place of torch's resize by a scale."""
     table = torch.randn(1, 3, old, old, dtype=torch.float64)
     wanted = F.interpolate(table, scale_factor=[(new + 0.1) / old] * 2, mode="bicubic")
-    weights = _bicubic_weights(old, new, 0.1)
+    weights = _compute_bicubic_weights(old, new, 0.1)
     torch.testing.assert_close(weights @ table @ weights.T, wanted, rtol=0, atol=1e-12)
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForMaskedImageModeling
 
 from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTForMaskedPatchPrediction, HfViTModel
 from hf_vit.models.embeddings_hf_vit import corrupt_patches
-from hf_vit.models.pretraining_hf_vit import build_target, class_colors, color_classes, image_patches, join_patches
+from hf_vit.models.pretraining_hf_vit import build_target, class_colors, cut_patches, join_patches, number_colors
 
 TARGETS = ("mean_color", "downsampled", "pixels")
 MEAN, STD = (0.4, 0.5, 0.6), (0.25, 0.5, 0.3)
@@ -89,7 +89,7 @@ def test_other_patches_do_not_touch_the_loss(target: str):
     images = images_of(model)
     masked = torch.zeros(2, 16, dtype=torch.bool)
     masked[0, 3] = masked[1, 9] = True
-    patches = image_patches(images, (4, 4))
+    patches = cut_patches(images, (4, 4))
     repainted = torch.where(masked[..., None, None, None], -patches, patches)
     outputs = torch.randn(2, 16, model.target.num_outputs, dtype=torch.float64, requires_grad=True)
     loss = model.target.loss(outputs[masked], patches[masked])
@@ -160,17 +160,17 @@ def test_padded_batch_is_corrupted_as_each_image_alone():
 def test_classes_and_colours():
     every = torch.arange(512)
     colours = class_colors(every, 3)
-    assert torch.equal(color_classes(colours), every)
-    assert [int(color_classes(torch.tensor(c))) for c in ([0.0, 0, 0], [1.0, 1, 1], [1.0, 0, 0], [0, 0, 0.125])] == [
+    assert torch.equal(number_colors(colours), every)
+    assert [int(number_colors(torch.tensor(c))) for c in ([0.0, 0, 0], [1.0, 1, 1], [1.0, 0, 0], [0, 0, 0.125])] == [
         0, 511, 7 * 64, 1,
     ]  # fmt: skip
-    assert int(color_classes(torch.tensor([-0.1, 1.5, 0.5]))) == 7 * 8 + 4, "beyond either end: the last level"
+    assert int(number_colors(torch.tensor([-0.1, 1.5, 0.5]))) == 7 * 8 + 4, "beyond either end: the last level"
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 3), (4, 4)], ids=str)
 def test_patches_are_cut_row_by_row_and_joined_again(grid: tuple[int, int]):
     images = torch.randn(2, 3, grid[0] * 3, grid[1] * 5)
-    patches = image_patches(images, (3, 5))
+    patches = cut_patches(images, (3, 5))
     for place in range(grid[0] * grid[1]):
         y, x = place // grid[1] * 3, place % grid[1] * 5
         assert torch.equal(patches[:, place], images[:, :, y : y + 3, x : x + 5])
@@ -181,7 +181,7 @@ def test_patches_are_cut_row_by_row_and_joined_again(grid: tuple[int, int]):
 def test_reconstruction_of_a_perfect_prediction(target: str):
     model = build(prediction_target=target, patch_size=8)
     images = images_of(model)
-    patches = image_patches(images, (8, 8))
+    patches = cut_patches(images, (8, 8))
     if target == "pixels":
         outputs, wanted = patches.flatten(2), patches
     else:
@@ -209,10 +209,10 @@ def test_next_patch_is_predicted_from_those_before(target: str):
     assert outputs.loss.item() == pytest.approx(
         slow_loss(model, images, inputs["bool_masked_pos"], predictions), rel=1e-10
     )
-    patches = image_patches(images, (4, 4)).clone()
+    patches = cut_patches(images, (4, 4)).clone()
     patches[:, 7:] = patches[:, 7:].flip(-1) + 0.3
-    changed = image_patches(model(join_patches(patches, (4, 4))).reconstruction, (4, 4))
-    given = image_patches(outputs.reconstruction, (4, 4))
+    changed = cut_patches(model(join_patches(patches, (4, 4))).reconstruction, (4, 4))
+    given = cut_patches(outputs.reconstruction, (4, 4))
     torch.testing.assert_close(changed[:, :8], given[:, :8], rtol=0, atol=1e-12)
     assert not torch.equal(changed[:, 8:], given[:, 8:])
 

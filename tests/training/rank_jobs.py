@@ -56,12 +56,12 @@ def read_lanes(folder: Path, name: str, workers: int, batches: int) -> None:
     from datasets import load_dataset
 
     from hf_vit.data.batches import TransformedStream
-    from hf_vit.training.trainer.sampling import SeededStream, stream_loader
+    from hf_vit.training.trainer.sampling import SeededStream, make_stream_loader
 
     files = sorted(map(str, (folder / name).glob("*.parquet")))
     rows = load_dataset("parquet", data_files=files, streaming=True, split="train")
     stream = TransformedStream(rows, Numbers(), 4, seed=1)
-    loader = stream_loader(SeededStream(stream, 5, RANK, 2), numbers, batch_size=2, num_workers=workers)
+    loader = make_stream_loader(SeededStream(stream, 5, RANK, 2), numbers, batch_size=2, num_workers=workers)
     seen = [batch.tolist() for batch, _ in zip(loader, range(batches), strict=False)]
     report(folder, f"read-{name}", seen)
 

@@ -31,7 +31,7 @@ from hf_vit.results.facts import Facts
 from hf_vit.training import finetune
 from hf_vit.training.recipes.registry import find_recipe
 from hf_vit.training.run import is_complete
-from hf_vit.training.tasks.dense import build_dense_model, model_inputs
+from hf_vit.training.tasks.dense import build_dense_model, make_model_inputs
 
 
 def answers_of(head: str, model: Any, processor: Any, pixel_values: torch.Tensor) -> list[Any]:
@@ -58,7 +58,7 @@ def test_every_head_on_every_family(family: str, head: str, tmp_path: Path) -> N
     assert processor.size == {"height": SIDE, "width": SIDE}
     assert model.config.id2label == {0: "sky", 1: "cat"}
     batch = batch_for(head)
-    model.train()(**model_inputs(model, batch)).loss.sum().backward()
+    model.train()(**make_model_inputs(model, batch)).loss.sum().backward()
     unread = UNREAD.get(family, "-")
     without = [name for name, parameter in backbone_of(model).named_parameters() if parameter.grad is None]
     assert [name for name in without if not name.startswith(unread)] == []
@@ -86,10 +86,10 @@ def test_every_head_on_every_family(family: str, head: str, tmp_path: Path) -> N
 def test_crowds_are_not_learnt_in_a_validation_loss_either(head: str) -> None:
     model, _ = build("plain", head)
     batch = batch_for(head)
-    few = model_inputs(model, batch)["labels"]
+    few = make_model_inputs(model, batch)["labels"]
     first = batch["labels"][0]
     crowded = {name: torch.cat([value, value]) for name, value in first.items()} | {"iscrowd": torch.tensor([0, 1])}
-    many = model_inputs(model, {**batch, "labels": [crowded, batch["labels"][1]]})["labels"]
+    many = make_model_inputs(model, {**batch, "labels": [crowded, batch["labels"][1]]})["labels"]
     for one, other in zip(few, many, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one | other)
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path, monkeypatch: pyte
         assert state.keys() == old.keys()
         fresh = {name for name, value in state.items() if not torch.equal(value, old[name])}
         assert {name for name in changed if name.endswith("r.weight")} <= fresh <= changed
-    assert wider.train()(**model_inputs(wider, batch_for(head))).loss.sum().isfinite()
+    assert wider.train()(**make_model_inputs(wider, batch_for(head))).loss.sum().isfinite()
     larger, processor = build_dense_model(source, head, ["sky", "cat"], image_size=(2 * SIDE, SIDE))
     assert processor.size == {"height": 2 * SIDE, "width": SIDE}
     differing = {name for name, value in larger.state_dict().items() if not torch.equal(value, old[name])}
@@ -150,7 +150,7 @@ def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("head", DENSE_HEADS)
 def test_the_loss_falls(head: str) -> None:
     model, _ = build("plain", head)
-    inputs = model_inputs(model.train(), batch_for(head))
+    inputs = make_model_inputs(model.train(), batch_for(head))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for _ in range(20):

@@ -18,9 +18,9 @@ from hf_vit.training.trainer.sampling import (
     SeededStream,
     StreamCollator,
     derive_seed,
+    make_stream_loader,
     return_unchanged,
     seeded,
-    stream_loader,
 )
 
 
@@ -228,7 +228,7 @@ def take(batches, count):
 
 def loader(dataset, workers=0, **place):
     options = {"multiprocessing_context": "fork"} if workers else {}
-    return stream_loader(SeededStream(dataset, 7, **place), collate, batch_size=4, num_workers=workers, **options)
+    return make_stream_loader(SeededStream(dataset, 7, **place), collate, batch_size=4, num_workers=workers, **options)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

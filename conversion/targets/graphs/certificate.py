@@ -151,22 +151,22 @@ class Certificate(Document):
     @property
     def largest_difference(self) -> float:
         """Return the largest difference of results; NaN if a value was finite in one result only."""
-        return self._largest("results")
+        return self._find_largest("results")
 
     def describe(self) -> str:
         """Return the differences with their bounds, in words."""
         text = f"results differ by at most {self.largest_difference:.1e} ({self.tolerance:.0e} is allowed)"
         if self.pixel_tolerance is None:
             return text
-        pixels = self._largest("preprocessed")
+        pixels = self._find_largest("preprocessed")
         return f"{text}, pixel values of resized images by {pixels:.1e} ({self.pixel_tolerance:.1e}, a step of 1/255)"
 
     def holds(self) -> bool:
         """Return whether all differences are within their bounds; NaN is not."""
         bounds = {"results": self.tolerance, "preprocessed": self.pixel_tolerance}
-        return all(bound is None or self._largest(compares) <= bound for compares, bound in bounds.items())
+        return all(bound is None or self._find_largest(compares) <= bound for compares, bound in bounds.items())
 
-    def _largest(self, compares: str) -> float:
+    def _find_largest(self, compares: str) -> float:
         """Return the largest difference of all checks of one kind."""
         differences = [check.largest_difference for check in self.checks if check.compares == compares]
         finite_differences = [difference for difference in differences if difference is not None]
@@ -205,7 +205,7 @@ def certify(
         versions=_versions(runtime),
         hardware=hardware(),
     )
-    certificate = _write(certificate, runtime, file, results)
+    certificate = _compare_and_write(certificate, runtime, file, results)
     if outgoing.quantize is not None and outgoing.calibration is not None and certificate.holds():
         quantization = _quantize(outgoing, runtime, outgoing.quantize, outgoing.calibration)
         _certify_int8(certificate, quantization, outgoing, runtime)
@@ -227,7 +227,7 @@ def _certify_int8(
         else:
             results.append(_compute_results(outgoing, check))
     updates = {"tolerance": INT8_TOLERANCE, "checks": checks, "quantization": quantization}
-    quantized_certificate = _write(certificate.model_copy(update=updates), runtime, file, results)
+    quantized_certificate = _compare_and_write(certificate.model_copy(update=updates), runtime, file, results)
     if not quantized_certificate.holds():
         raise UserError(
             f"the int8 graph gives different results when it runs twice ({quantized_certificate.describe()}), "
@@ -235,7 +235,9 @@ def _certify_int8(
         )
 
 
-def _write(certificate: Certificate, runtime: Runtime, file: Path, results: list[torch.Tensor]) -> Certificate:
+def _compare_and_write(
+    certificate: Certificate, runtime: Runtime, file: Path, results: list[torch.Tensor]
+) -> Certificate:
     """Compare a graph with these results, and write the certificate and the results."""
     np.savez(file.with_name(RESULTS), *(result.numpy() for result in results))
     checks = list(_compare(certificate, runtime, file, results))

@@ -124,7 +124,7 @@ class Calibration:
         return cls(data, *(Images(data, rows, processor, takes) for rows in uses), agreement)
 
 
-def expected_agreement(expected: torch.Tensor, actual: torch.Tensor) -> float:
+def estimate_agreement(expected: torch.Tensor, actual: torch.Tensor) -> float:
     """Return the share of images like these whose class is expected to stay the same after a change of logits [n, K].
 
     A few images are so close to another class that they change it by chance. To average this out, every image's lead of
@@ -208,7 +208,7 @@ def choose_float_parts(
             parts_by_change = sorted(parts, key=lambda part: -relative_changes[part])
         in_float = parts_by_change[:num_float_parts]
         quantized_layers = [layer for part, layers in parts.items() if part not in in_float for layer in layers]
-        agreement = expected_agreement(expected_logits, quantize(quantized_layers, data.ranging)(data.choosing))
+        agreement = estimate_agreement(expected_logits, quantize(quantized_layers, data.ranging)(data.choosing))
         if agreement >= data.choosing_agreement:
             return {part: relative_changes[part] for part in in_float}
         num_float_parts = 2 * num_float_parts or 1

@@ -46,7 +46,7 @@ class Preprocessing:
         """Read the steps of an image processor of transformers; raise a UserError that lists those
         that no graph does.
         """
-        unsupported_steps = _unsupported_steps(processor)
+        unsupported_steps = _find_unsupported_steps(processor)
         if unsupported_steps:
             raise UserError(
                 f"the image processor has settings that a graph cannot compute: {', '.join(unsupported_steps)}; "
@@ -80,7 +80,7 @@ class Preprocessing:
         return (self.size, self.size) if isinstance(self.size, int) else self.size or self.output_size
 
 
-def _unsupported_steps(processor: Any) -> list[str]:
+def _find_unsupported_steps(processor: Any) -> list[str]:
     """Return the steps of an image processor that graphs do not support, in words."""
     from transformers.image_processing_backends import TorchvisionBackend
 
@@ -254,14 +254,14 @@ def _resize(nodes: Nodes, values: Any, preprocessing: Preprocessing) -> Any:
         new_sides = nodes.ints(*size)
     for axis in (1, 0):  # first across, then down
         old, new = (nodes.slice(pair, axis, axis + 1) for pair in (sides, new_sides))
-        weights, unit = _weights(nodes, old, new, resample)
+        weights, unit = _compute_weights(nodes, old, new, resample)
         factors = (values, nodes.Transpose(weights, perm=[1, 0])) if axis else (weights, values)
         levels = nodes.Floor(nodes.Add(nodes.Div(nodes.MatMul(*factors), unit), nodes.constant([0.5], FLOAT)))
         values = nodes.Clip(levels, nodes.constant(0.0, FLOAT), nodes.constant(255.0, FLOAT))
     return values
 
 
-def _weights(nodes: Nodes, old: Any, new: Any, resample: Image.Resampling) -> tuple[Any, Any]:
+def _compute_weights(nodes: Nodes, old: Any, new: Any, resample: Image.Resampling) -> tuple[Any, Any]:
     """Return each pixel's weight in each resized pixel of a line, integers [new, old], and the integer for weight 1."""
     half, one, zero = (nodes.constant([value]) for value in (0.5, 1.0, 0.0))
     scale = nodes.Div(nodes.Cast(old, to=_DOUBLE), nodes.Cast(new, to=_DOUBLE))

@@ -231,7 +231,7 @@ def _compile_openvino(graph: Any, precision: str) -> Any:
     return openvino_core().compile_model(graph, "CPU", hints | {"INFERENCE_NUM_THREADS": torch.get_num_threads()})
 
 
-def with_fast_gelus(graph: Any) -> Any:
+def replace_gelus(graph: Any) -> Any:
     """Replace every GELU of an OpenVINO graph by its definition, in a form that OpenVINO does not recognize.
 
     Only on CPUs with AVX2 and no more, where OpenVINO runs products that it fuses with a GELU slowly.
@@ -271,7 +271,7 @@ class OpenVino(Runtime):
         with file.open("rb") as opened:
             if b"<net" not in opened.read(1024):  # OpenVINO would try the file as other formats, and log errors
                 raise ValueError("it is not an OpenVINO model; export the model again with --to openvino")
-        model = with_fast_gelus(openvino_core().read_model(file))
+        model = replace_gelus(openvino_core().read_model(file))
         names = [output.get_any_name() for output in model.outputs]
         keys = model.get_rt_info([FRAMEWORK]).value if model.has_rt_info([FRAMEWORK]) else {}
         about = {key: model.get_rt_info([FRAMEWORK, key]).astype(str) for key in keys}
@@ -279,15 +279,15 @@ class OpenVino(Runtime):
         return Graph(partial(_run_openvino, compiled, names, about.get("image_sizes", "others")), names, about)
 
     def compile(self, program: Any, dtype: torch.dtype) -> Graph:
-        return openvino_engine(openvino_graph(program), dtype)
+        return make_openvino_engine(make_openvino_graph(program), dtype)
 
     def compile_once(self, export: Callable[[], Any], entry: Path | None, dtype: torch.dtype) -> Graph:
         graph = None if entry is None else _read_graph(entry)
         if graph is None:
-            graph = openvino_graph(export())
+            graph = make_openvino_graph(export())
             if entry is not None:
                 _keep_graph(graph, entry)
-        return openvino_engine(graph, dtype)
+        return make_openvino_engine(graph, dtype)
 
     def parts(self, file: Path) -> list[Path]:
         return [file, file.with_suffix(".bin")]
@@ -336,7 +336,7 @@ def _run_openvino(compiled: Any, names: list[str], sizes: str, images: torch.Ten
     return {name: torch.from_numpy(results[name].copy()) for name in names}
 
 
-def openvino_graph(program: Any) -> Any:
+def make_openvino_graph(program: Any) -> Any:
     """Convert torch's ONNXProgram to an OpenVINO graph."""
     import openvino
 
@@ -412,7 +412,7 @@ def _keep_graph(graph: Any, entry: Path) -> None:
                 path.unlink()
 
 
-def openvino_engine(graph: Any, dtype: torch.dtype) -> Graph:
+def make_openvino_engine(graph: Any, dtype: torch.dtype) -> Graph:
     """Compile an OpenVINO graph as an engine, with inputs and outputs of this dtype.
 
     The first batch size is compiled exactly; all others share a slower graph for any size. bfloat16 is computed in
@@ -421,7 +421,7 @@ def openvino_engine(graph: Any, dtype: torch.dtype) -> Graph:
     import openvino
 
     is_half = dtype == torch.bfloat16
-    graph = with_fast_gelus(graph)
+    graph = replace_gelus(graph)
     if is_half:  # let OpenVINO convert, as torch's threads would compete for its cores
         steps = openvino.preprocess.PrePostProcessor(graph)
         steps.input().tensor().set_element_type(openvino.Type.bf16)

@@ -63,11 +63,14 @@ def _unfold(input: torch.Tensor, dimension: int, size: int, step: int) -> torch.
 def _adaptive_avg_pool2d(input: torch.Tensor, output_size: Any) -> torch.Tensor:
     """Multiply by averaging matrices, as the exporter would keep the windows of the traced size."""
     rows, columns = (output_size, output_size) if isinstance(output_size, int) else output_size
-    over_rows, over_columns = _averaging_matrix(rows, input.shape[2]), _averaging_matrix(columns, input.shape[3])
+    over_rows, over_columns = (
+        _make_averaging_matrix(rows, input.shape[2]),
+        _make_averaging_matrix(columns, input.shape[3]),
+    )
     return over_rows.to(input.dtype) @ input @ over_columns.T.to(input.dtype)
 
 
-def _averaging_matrix(number: int, side: int) -> torch.Tensor:
+def _make_averaging_matrix(number: int, side: int) -> torch.Tensor:
     """Return the matrix [number, side] that averages `side` cells to `number` means, as adaptive pooling does.
 
     Mean i covers the cells from floor(i * side / number) to before ceil((i + 1) * side / number).
@@ -143,7 +146,7 @@ class _ReplacedOperators(TorchFunctionMode):
         return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
 
 
-def onnx_program(
+def export_onnx_program(
     module: nn.Module,
     config: Any,
     output_names: Sequence[str],
@@ -158,7 +161,7 @@ def onnx_program(
     traced_opset = None if opset is None else max(opset, TORCHS_OLDEST_OPSET)
     if size is not None:
         return onnx_of_batches(module, torch.zeros(2, config.num_channels, *size), output_names, traced_opset)
-    height, width = size_to_trace(config.grid, config.patch_stride)
+    height, width = choose_traced_size(config.grid, config.patch_stride)
     dims: dict[int, Any] = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
     if only_whole_patches(config):
         stride_h, stride_w = config.patch_stride
@@ -199,21 +202,7 @@ def lower_opset(model: Any, opset: int) -> None:
     graph = model.graph
     for node in list(graph):
         nodes = Nodes(f"{node.name}/")
-        options = {name: attribute.value for name, attribute in node.attributes.items()}
-        output = None
-        if node.op_type == "LayerNormalization" and opset < 17:
-            output = _layer_norm(nodes, options, *node.inputs)
-        elif node.op_type == "Shape" and opset < 15 and options:
-            output = nodes.slice(nodes.Shape(node.inputs[0]), options.get("start", 0), options.get("end", END))
-        elif node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and len(node.inputs) > 1:
-            axes: Any = ir.convenience.get_const_tensor(node.inputs[1])
-            reduction = {"axes": axes.numpy().tolist(), "keepdims": options.get("keepdims", 1)}
-            output = getattr(nodes, node.op_type)(node.inputs[0], **reduction)
-        elif node.op_type == "Resize" and not options.get("antialias"):
-            for name in ("antialias", "keep_aspect_ratio_policy"):
-                node.attributes.pop(name, None)
-        elif node.op_type == "Split":
-            node.attributes.pop("num_outputs", None)  # without it, the outputs have equal sizes
+        output = _lower_node(node, nodes, opset)
         if output is not None:
             ir.convenience.replace_nodes_and_values(graph, node, [node], nodes.nodes, node.outputs, [output])
     for node in graph:
@@ -230,6 +219,27 @@ def lower_opset(model: Any, opset: int) -> None:
                 f"{TORCHS_OLDEST_OPSET} or higher"
             )
     model.opset_imports[""] = opset
+
+
+def _lower_node(node: Any, nodes: Nodes, opset: int) -> Any:
+    """Add nodes that compute the same in an older opset and return their output; None if the node itself can stay."""
+    from onnxscript import ir
+
+    options = {name: attribute.value for name, attribute in node.attributes.items()}
+    if node.op_type == "LayerNormalization" and opset < 17:
+        return _layer_norm(nodes, options, *node.inputs)
+    if node.op_type == "Shape" and opset < 15 and options:
+        return nodes.slice(nodes.Shape(node.inputs[0]), options.get("start", 0), options.get("end", END))
+    if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" and len(node.inputs) > 1:
+        axes: Any = ir.convenience.get_const_tensor(node.inputs[1])
+        reduction = {"axes": axes.numpy().tolist(), "keepdims": options.get("keepdims", 1)}
+        return getattr(nodes, node.op_type)(node.inputs[0], **reduction)
+    if node.op_type == "Resize" and not options.get("antialias"):
+        for name in ("antialias", "keep_aspect_ratio_policy"):
+            node.attributes.pop(name, None)
+    elif node.op_type == "Split":
+        node.attributes.pop("num_outputs", None)  # without it, the outputs have equal sizes
+    return None
 
 
 def write_constants_as_tensors(model: Any) -> None:
@@ -257,7 +267,7 @@ def _layer_norm(nodes: Nodes, options: Mapping[str, Any], values: Any, scale: An
 def takes_other_sizes(config: Any) -> bool:
     """Return whether the model takes images of other sizes than the nominal one; an MLP-Mixer does not."""
     try:
-        config.grid_of(*size_to_trace(config.grid, config.patch_stride))
+        config.grid_of(*choose_traced_size(config.grid, config.patch_stride))
     except ValueError:
         return False
     return True
@@ -268,7 +278,7 @@ def only_whole_patches(config: Any) -> bool:
     return getattr(config, "stage_depths", None) is not None
 
 
-def size_to_trace(grid: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
+def choose_traced_size(grid: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
     """Return an (H, W) in px of whole patches in which no sides are equal to each other or to the nominal ones.
 
     The exporter would take equal sizes for the same size.

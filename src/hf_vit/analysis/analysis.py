@@ -26,7 +26,12 @@ from hf_vit.loading.model import LoadedModel
 from hf_vit.loading.outputs import find_layers, is_channels_last, watch_layers
 from hf_vit.loading.pixels import crop_to_patches
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.models.modeling_hf_vit import AttentionMaps, attention_probabilities, class_token_index, patch_token_slice
+from hf_vit.models.modeling_hf_vit import (
+    AttentionMaps,
+    class_token_index,
+    compute_attention_probabilities,
+    patch_token_slice,
+)
 from hf_vit.results.figures import new_figure, set_integer_ticks
 
 if TYPE_CHECKING:
@@ -270,7 +275,7 @@ class AttentionReader:
                 """Compute the probabilities; those of rows wait for the columns of the same layer."""
                 grid = (w, h) if axis == "column" else (h, w)
                 hidden_states = arguments[0] if arguments else keywords["hidden_states"]
-                probabilities: Any = _probabilities(module, hidden_states, grid, keywords.get("rotation"))
+                probabilities: Any = _compute_probabilities(module, hidden_states, grid, keywords.get("rotation"))
                 if axis in ("row", "column"):  # lines are part of the batch axis: [B*h, A, w, w] -> [B, A, h, w, w]
                     probabilities = probabilities.unflatten(0, (-1, grid[0])).transpose(1, 2)
                 if axis == "row":
@@ -294,13 +299,15 @@ class AttentionReader:
                 handle.remove()
 
 
-def _probabilities(module: Any, hidden_states: torch.Tensor, grid: tuple[int, int], rotation: Any) -> torch.Tensor:
+def _compute_probabilities(
+    module: Any, hidden_states: torch.Tensor, grid: tuple[int, int], rotation: Any
+) -> torch.Tensor:
     """Return the attention probabilities [B, A, N, N] of an attention module for its input."""
     if hasattr(module, "probabilities"):
         return module.probabilities(hidden_states, None, grid, None, rotation)
     query = module.q_proj(hidden_states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
     key = module.k_proj(hidden_states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
-    return attention_probabilities(query, key, module.scaling)
+    return compute_attention_probabilities(query, key, module.scaling)
 
 
 class AttentionAnalysis(Analysis):

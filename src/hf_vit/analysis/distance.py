@@ -33,7 +33,7 @@ def attention_distances(maps: AttentionMaps, layer: int, patch_px: tuple[int, in
     """
     attention = maps[layer]
     if isinstance(attention, tuple):
-        return _axial_distances(attention[0].float(), attention[1].float(), patch_px)
+        return _measure_axial_distances(attention[0].float(), attention[1].float(), patch_px)
     patch_attention = attention[:, :, maps.patch_tokens, maps.patch_tokens].float()
     distances = grid_distances(maps.grid, patch_px, patch_attention.device)
     weighted = torch.einsum("baqk,qk->baq", patch_attention, distances)
@@ -45,7 +45,9 @@ def attention_distances(maps: AttentionMaps, layer: int, patch_px: tuple[int, in
     }
 
 
-def _axial_distances(rows: torch.Tensor, columns: torch.Tensor, patch_px: tuple[int, int]) -> dict[str, torch.Tensor]:
+def _measure_axial_distances(
+    rows: torch.Tensor, columns: torch.Tensor, patch_px: tuple[int, int]
+) -> dict[str, torch.Tensor]:
     """Return the distances for row attention [B, A, h, w, w] and column attention [B, A, w, h, h].
 
     The composed map is computed for one row of queries at a time to save memory.

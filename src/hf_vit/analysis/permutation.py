@@ -69,10 +69,12 @@ class PatchPermutation(FeatureAnalysis):
     def measure(self) -> Arrays:
         """Return the changes of features, output and prediction for all shares."""
         comparison = MapComparison()
-        sums, num_images = np.zeros((len(SHARES), 2)), 0
-        norm, has_logits = 0.0, True
+        sums = np.zeros((len(SHARES), 2))  # squared errors of the output, and equal predictions
+        norm = 0.0
+        num_images = 0
+        has_logits = True
         for pixel_values in self.batches():
-            ordered, outputs, has_logits = self._outputs(pixel_values, num_images, comparison)
+            ordered, outputs, has_logits = self._compare_batch(pixel_values, num_images, comparison)
             norm += ordered.square().sum().item()
             for case, output in enumerate(outputs):
                 num_same = (output.argmax(dim=1) == ordered.argmax(dim=1)).sum().item()
@@ -91,19 +93,21 @@ class PatchPermutation(FeatureAnalysis):
         return {name: values.astype(np.float32) for name, values in arrays.items()}
 
     @torch.inference_mode()
-    def _outputs(
-        self, pixel_values: torch.Tensor, first: int, comparison: MapComparison
+    def _compare_batch(
+        self, pixel_values: torch.Tensor, first_index: int, comparison: MapComparison
     ) -> tuple[torch.Tensor, list[torch.Tensor], bool]:
-        """Add the features of a batch to the comparison; return its outputs, see below, and whether they are logits.
+        """Compare the feature maps of images with those of the same images with permuted patches.
 
-        The outputs are those [B, K] of the ordered images, and of the permuted images for every share.
+        Returns:
+            The outputs [B, K] of the ordered images; for every share those of the permuted images; and whether they
+            are logits.
         """
         ordered, output = self.read_maps(pixel_values)
         grid = ordered[-1].shape[2], ordered[-1].shape[3]
         self.patch_px(pixel_values, ordered[-1])
         permuted_outputs: list[torch.Tensor] = []
         for case, share in enumerate(SHARES):
-            seeds = ((self.context.settings.seed, first + index) for index in range(len(pixel_values)))
+            seeds = ((self.context.settings.seed, first_index + index) for index in range(len(pixel_values)))
             permutations = np.stack([patch_sources(grid[0] * grid[1], share, seed) for seed in seeds])
             sources = torch.from_numpy(permutations).to(pixel_values.device)
             maps, permuted_output = self.read_maps(permute_patches(pixel_values, sources, grid))

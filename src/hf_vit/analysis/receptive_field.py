@@ -60,7 +60,7 @@ def field_numbers(energy: torch.Tensor, grid: tuple[int, int]) -> dict[str, floa
 
 
 @contextmanager
-def _differentiable(model: Any) -> Generator[None]:
+def _make_differentiable(model: Any) -> Generator[None]:
     """Replace flex attention by sdpa on the CPU, where flex attention has no gradients."""
     implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if implementation != "flex_attention" or next(model.parameters()).device.type != "cpu":
@@ -94,7 +94,7 @@ class ReceptiveField(FeatureAnalysis):
 
     def measure(self) -> Arrays:
         """Return the maps and metrics of all depths."""
-        with _differentiable(self.context.subject.model):
+        with _make_differentiable(self.context.subject.model):
             return self._measure()
 
     def _measure(self) -> Arrays:
@@ -108,7 +108,7 @@ class ReceptiveField(FeatureAnalysis):
                 maps, _ = self.read_maps(inputs)
             grids = [(features.shape[2], features.shape[3]) for features in maps]
             for depth, features in enumerate(maps):
-                batch_energy = field_energy(features, inputs, self._random_signs(features, depth, num_images))
+                batch_energy = field_energy(features, inputs, self._draw_signs(features, depth, num_images))
                 energy[depth] = energy.get(depth, 0) + batch_energy
             num_images += len(inputs)
             del maps  # frees the graph before the next batch
@@ -116,7 +116,7 @@ class ReceptiveField(FeatureAnalysis):
         arrays = {name: np.array([metrics[name] for metrics in numbers], dtype=np.float32) for name in numbers[0]}
         return {"maps": np.stack([_downsample(energy[depth]) for depth in sorted(energy)]), **arrays}
 
-    def _random_signs(self, features: torch.Tensor, depth: int, first_index: int) -> torch.Tensor:
+    def _draw_signs(self, features: torch.Tensor, depth: int, first_index: int) -> torch.Tensor:
         """Return random signs [B, D] that depend on seed, depth and the image's index, but not on the batch size."""
         seeds = ([self.context.settings.seed, depth, first_index + offset] for offset in range(len(features)))
         signs = [np.random.default_rng(seed).choice((-1.0, 1.0), features.shape[1]) for seed in seeds]

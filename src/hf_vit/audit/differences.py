@@ -319,7 +319,7 @@ def diff(
     names = [one_line(loaded.name) for loaded in models]
     if names[0] == names[1]:
         names = [f"{names[0]} (first)", f"{names[1]} (second)"]
-    first_fields, second_fields = map(_configuration, models)
+    first_fields, second_fields = map(_read_configuration, models)
     difference = Difference(
         models=(names[0], names[1]),
         described=(models[0].describe(), models[1].describe()),
@@ -338,7 +338,7 @@ def diff(
     return replace(difference, data=examinations[0].fact(accuracy.num_images), accuracy=accuracy)
 
 
-def _configuration(loaded: LoadedModel) -> dict[str, str]:
+def _read_configuration(loaded: LoadedModel) -> dict[str, str]:
     """Return the fields of a model's config and image processor, each value as JSON."""
     processor = loaded.processor.to_dict() if hasattr(loaded.processor, "to_dict") else {}
     fields = (loaded.configuration or {}) | {
@@ -354,25 +354,33 @@ def compare_layers(first: Mapping[str, torch.Tensor], second: Mapping[str, torch
         layer_match = _LAYER_NAME.match(name)
         layers.setdefault(layer_match[0] if layer_match else name.rpartition(".")[0] or name, []).append(name)
     for layer, names in layers.items():
-        notes = list[str]()
-        squared_difference = 0.0
-        squared_norm = 0.0
-        count = 0
-        for name in names:
-            tensor, other_tensor = first.get(name), second.get(name)
-            if tensor is None or other_tensor is None or tensor.shape != other_tensor.shape:
-                shapes = ("none" if value is None else str(list(value.shape)) for value in (tensor, other_tensor))
-                notes.append(f"{name} {' | '.join(shapes)}")
-                continue
-            tensor, other_tensor = tensor.detach().cpu().double(), other_tensor.detach().cpu().double()
-            squared_difference += float((tensor - other_tensor).square().sum())
-            squared_norm += float(tensor.square().sum())
-            count += tensor.numel()
-        norm = None
-        if count and not math.isfinite(squared_difference + squared_norm):
-            notes.append("weights are not finite")
-        elif count and squared_difference and not squared_norm:
-            notes.append("all weights are zero in the first model")
-        elif count:
-            norm = math.sqrt(squared_difference / squared_norm) if squared_difference else 0.0
-        yield LayerDifference(layer, count, norm, tuple(notes))
+        yield _compare_layer(layer, names, first, second)
+
+
+def _compare_layer(
+    layer: str, names: list[str], first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]
+) -> LayerDifference:
+    """Compare the weights of these names; the norm is None where no weight can be compared or it is undefined."""
+    notes = list[str]()
+    squared_difference = 0.0
+    squared_norm = 0.0
+    count = 0
+    for name in names:
+        weight = first.get(name)
+        other_weight = second.get(name)
+        if weight is None or other_weight is None or weight.shape != other_weight.shape:
+            shapes = ("none" if value is None else str(list(value.shape)) for value in (weight, other_weight))
+            notes.append(f"{name} {' | '.join(shapes)}")
+            continue
+        weight = weight.detach().cpu().double()
+        squared_difference += float((weight - other_weight.detach().cpu().double()).square().sum())
+        squared_norm += float(weight.square().sum())
+        count += weight.numel()
+    relative_norm = None
+    if count and not math.isfinite(squared_difference + squared_norm):
+        notes.append("weights are not finite")
+    elif count and squared_difference and not squared_norm:
+        notes.append("all weights are zero in the first model")
+    elif count:
+        relative_norm = math.sqrt(squared_difference / squared_norm) if squared_difference else 0.0
+    return LayerDifference(layer, count, relative_norm, tuple(notes))

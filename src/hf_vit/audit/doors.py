@@ -177,13 +177,13 @@ def verify_doors(
         loaded.processor.save_pretrained(scratch / "model")
         ways: dict[str, Callable[[], Answers]] = {
             "torch": lambda: (_run_model(loaded, images), f"torch {torch.__version__}", None),
-            **{name: partial(_run_alone, name, loaded, images, scratch) for name in ("pipeline", "handler")},
+            **{name: partial(_run_without_package, name, loaded, images, scratch) for name in ("pipeline", "handler")},
             **{each.package: partial(_run_graph, each, loaded, images, scratch) for each in (ONNXRUNTIME, OPENVINO)},
             "browser page": lambda: _run_page(loaded, images, scratch, runtime),
         }
         doors, reference = list[Door](), list[Entries]()
         for name, run in ways.items():
-            report(f"trying {name}")
+            report(f"computing the answers of {name}")
             try:
                 if name == "pipeline" and keeps_shapes(loaded.processor):
                     raise NotTriedError("it resizes images to one size, and the image processor keeps their shape")
@@ -210,7 +210,7 @@ def require_equal_doors(result: DoorsCertificate) -> None:
 
 
 @contextmanager
-def _doors_open() -> Generator[None]:
+def _explain_refusals() -> Generator[None]:
     """Turn a refusal into `NotTriedError`."""
     try:
         yield
@@ -255,7 +255,7 @@ def _run_model(loaded: LoadedModel, files: Sequence[Path]) -> list[Entries]:
     return _label(loaded, rows)
 
 
-def _run_alone(name: str, loaded: LoadedModel, files: Sequence[Path], scratch: Path) -> Answers:
+def _run_without_package(name: str, loaded: LoadedModel, files: Sequence[Path], scratch: Path) -> Answers:
     """Return the answers of transformers' pipeline or of the handler, which run once for both."""
     if not (scratch / "answers.json").is_file():
         shutil.copyfile(str(resources.files("hf_vit.hub") / HANDLER), scratch / HANDLER)
@@ -271,7 +271,7 @@ def _run_alone(name: str, loaded: LoadedModel, files: Sequence[Path], scratch: P
 def _run_graph(runtime: Runtime, loaded: LoadedModel, files: Sequence[Path], scratch: Path) -> Answers:
     """Export the model, which certifies the graph, and return the graph's answers."""
     target = find_target(runtime.target)
-    with _doors_open():
+    with _explain_refusals():
         target.require_libraries()
         target.refuse_inexpressible(cast(PreTrainedModel, loaded.model))
     export(scratch / "model", folder := scratch / runtime.target, runtime.target)
@@ -285,7 +285,7 @@ def _run_page(loaded: LoadedModel, files: Sequence[Path], scratch: Path, runtime
     program = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if program is None:
         raise NotTriedError("no Chromium or Chrome was found on the PATH")
-    with _doors_open():
+    with _explain_refusals():
         make_page([scratch / "model"], folder := scratch / "page", runtime=runtime)
     index = (folder / "index.html").read_text(encoding="utf-8")
     driver = '<script type="module" src="driver.js"></script>'

@@ -219,7 +219,7 @@ def find_unrecorded_claims(folder: Path, facts: Facts) -> tuple[list[Claim], lis
     recorded_claims = {
         (claim.result_name, claim.value)
         for record in select_current(facts)
-        for claim in (*_index_claims(make_index_entries([record], folder.name)), *_record_claims(record))
+        for claim in (*_index_claims(make_index_entries([record], folder.name)), *_list_record_claims(record))
         if record.kind == "evaluation"
     }
     claims, unreadable = list[Claim](), list[str]()
@@ -228,7 +228,7 @@ def find_unrecorded_claims(folder: Path, facts: Facts) -> tuple[list[Claim], lis
             continue
         check_inside(folder, path)
         try:
-            claims += _index_claims(_read_card_entries(path)) if path.name == CARD_NAME else _result_file_claims(path)
+            claims += _index_claims(_read_card_entries(path)) if path.name == CARD_NAME else _read_claims(path)
         except Exception as error:  # untrusted YAML may fail anywhere inside huggingface_hub
             unreadable.append(f"{path.relative_to(folder)} cannot be read ({first_line(error):.120})")
     return [claim for claim in claims if (claim.result_name, claim.value) not in recorded_claims], unreadable
@@ -251,7 +251,7 @@ def _index_claims(entries: Any) -> Iterator[Claim]:
         yield _make_claim(CARD_NAME, data, entry.metric_name, entry.metric_value)
 
 
-def _result_file_claims(path: Path) -> Iterator[Claim]:
+def _read_claims(path: Path) -> Iterator[Claim]:
     """Yield the claims in a YAML file of `.eval_results`."""
     import yaml
     from huggingface_hub import parse_eval_result_entries
@@ -261,7 +261,7 @@ def _result_file_claims(path: Path) -> Iterator[Claim]:
         yield _make_claim(f".eval_results/{path.name}", task, ACCURACIES["top1"], entry.value)
 
 
-def _record_claims(record: Record) -> Iterator[Claim]:
+def _list_record_claims(record: Record) -> Iterator[Claim]:
     """Yield the claim that a record would make in `.eval_results`, if its data set is on the Hub."""
     data, value = record.data, record.values.get("top1")
     if data is not None and isinstance(value, float | int) and (dataset := find_hub_dataset(data)) is not None:

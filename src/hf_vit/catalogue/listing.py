@@ -258,10 +258,12 @@ def _describe_folder(folder: Path) -> Entry:
         facts = load_facts(folder, config)
     except (UserError, OSError) as error:
         return Entry("folder", str(folder), problem=one_line(error))
-    return Entry("folder", str(folder), one_line(config.model_type), parameters, None, tuple(_record_scores(facts)))
+    return Entry(
+        "folder", str(folder), one_line(config.model_type), parameters, None, tuple(_list_record_scores(facts))
+    )
 
 
-def _record_scores(facts: Facts) -> Iterator[Score]:
+def _list_record_scores(facts: Facts) -> Iterator[Score]:
     """Yield the accuracies recorded in facts.json that a card would show."""
     for record in select_comparable(facts):
         data = record.data or DataFact(name="unnamed data")
@@ -301,7 +303,7 @@ def _describe_repository(info: "ModelInfo") -> Entry:
     model_type = _shorten((info.config or {}).get("model_type", ""))
     parameters = info.safetensors.total if info.safetensors is not None else None
     total = parameters if isinstance(parameters, int) else None
-    scores = tuple(dict.fromkeys((*_index_scores(info), *_eval_result_scores(info))))
+    scores = tuple(dict.fromkeys((*_index_scores(info), *_list_eval_result_scores(info))))
     return Entry("repository", name, model_type, total, None, scores, (f"hf://{name}",))
 
 
@@ -319,7 +321,7 @@ def _index_scores(info: "ModelInfo") -> Iterator[Score]:
         yield from _make_score(data, result.metric_name or result.metric_type, result.metric_value, result.source_name)
 
 
-def _eval_result_scores(info: "ModelInfo") -> Iterator[Score]:
+def _list_eval_result_scores(info: "ModelInfo") -> Iterator[Score]:
     """Yield the accuracies in `.eval_results`, unless `model-index` states them, which also names the split."""
     if info.model_index:
         return

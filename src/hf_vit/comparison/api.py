@@ -9,8 +9,8 @@ Legend: B images, C channels, H x W px, K classes.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -56,7 +56,7 @@ from hf_vit.results.documents import differing_fields
 from hf_vit.results.facts import DataFact, append_record, is_recorded, lock_folder, new_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.writing import explain_write_errors, reject_url, write_atomically
-from hf_vit.speed.measuring import BUSY, counted_flops, measure_forwards
+from hf_vit.speed.measuring import BUSY, count_flops, measure_forwards
 
 HEAD, PROBE = "head", "linear probe"
 # The logit of a class without a training image, so that it is never predicted.
@@ -204,12 +204,12 @@ def measure_model(
     if inputs.model.judged_by == PROBE:
         head, strength = fit_probe(examination, settings.probe_images)
         loaded = replace(loaded, model=ProbedForImageClassification(loaded.model, head, data.label_names).eval())
-        notes.append(f"a linear probe (C = {strength:g}) of {head.in_features} features classifies")
+        notes.append(f"a linear probe (C = {strength:g}) of {head.in_features} features is the classifier")
     elif problem_type_of(loaded.model) == "multi_label_classification":
         notes.append(MULTI_LABEL_WARNING)
     if is_graph:
         omitted = "it was not corrupted or attacked" if examination.subject.resizes else "it was not attacked"
-        notes.append(f"the model is a graph: {omitted}, and parameters and FLOPs were not counted")
+        notes.append(f"the model is an exported graph: {omitted}, and parameters and FLOPs were not counted")
     elif not examination.subject.is_differentiable:
         notes.append("the model was not attacked, because its color quantization has no gradient")
     faster, engine = copy_optimized(loaded, data.num_examples(split)) if optimize else (loaded, None)
@@ -223,7 +223,7 @@ def measure_model(
             replace(examination, num_images=settings.robustness_images), settings, attacks, loaded.model
         )
         if not is_graph:
-            sizes["flops"] = counted_flops(loaded.model, lambda: loaded.model(pixel_values))
+            sizes["flops"] = count_flops(loaded.model, lambda: loaded.model(pixel_values))
             sizes["parameters"] = sum(parameter.numel() for parameter in loaded.model.parameters())
     height, width = loaded.input_size if loaded.resizes else pixel_values.shape[-2:]
     return ModelResult(inputs=inputs, image_size=(height, width), notes=notes, **sizes, **values)
@@ -393,18 +393,18 @@ def compare(
         UserError: a model or the data cannot be read, a model has no head for the classes and `probe` is False, the
             folder has results of other inputs, or another comparison uses it. All of this is checked before any work.
     """
-    settings, report, folder = settings or ComparisonSettings(), report or (lambda line: None), Path(output)
+    settings = settings or ComparisonSettings()
+    report = report or (lambda line: None)
+    folder = Path(output)
     refuse_output_in(data, folder)
     if runner == "ray" and not all(isinstance(model, str | PathLike) for model in models):
         raise UserError("Ray cannot load a model object; give folders or Hub ids, or leave --runner ray out")
     with ExitStack() as lock:
         with open_runner(runner, address, device) as ray:
-            loaded, size = load_models(models, device), None
+            loaded = load_models(models, device)
+            size = None
             if isinstance(data, str):
-                if is_builtin(data):  # use the common input size of the models, up to the largest of built-in data
-                    sizes = {model.input_size for model in loaded}
-                    common = sizes.pop() if len(sizes) == 1 else None
-                    size = image_size or (common if common and max(common) <= MAX_PHOTO_SIDE else None)
+                size = _choose_image_size(loaded, image_size) if is_builtin(data) else None
                 columns: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
                 data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns, check=False)
             if data.readers:
@@ -414,19 +414,14 @@ def compare(
             all_inputs = [describe_inputs(model, kind, data, split, settings, size) for model, kind in pairs]
             for model, inputs in zip(loaded, all_inputs, strict=True):
                 check_measurable(model, inputs, data, settings)
-            # Two comparisons in one folder could mix their files, so that the second is refused.
-            reject_url(folder)
-            with explain_write_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(lock_folder(folder, wait=False))
-            if not (folder / "models").is_dir() and (others := sorted(folder.glob("comparison.*"))):
-                raise UserError(f"{others[0]} is not a result of hf-vit compare; choose another --output, or move it")
+            lock.enter_context(_claim_folder(folder))
             names = [re.sub(r"[^\w.-]", "--", inputs.model.name) for inputs in all_inputs]
             files = [folder / "models" / f"{name}.json" for name in names]
-            results = {index: _read_result(*pair) for index, pair in enumerate(zip(files, all_inputs, strict=True))}
-            missing = [index for index, result in results.items() if result is None]
-            for index in sorted(results.keys() - missing):
-                report(f"{loaded[index].name}: already measured, using the stored result")
+            results = [_read_result(*pair) for pair in zip(files, all_inputs, strict=True)]
+            missing = [index for index, result in enumerate(results) if result is None]
+            for model, result in zip(loaded, results, strict=True):
+                if result is not None:
+                    report(f"{model.name}: already measured, using the stored result")
             if ray is None:
                 options: Any = {"optimize": optimize, "progress": progress}
                 new_results = (
@@ -443,14 +438,47 @@ def compare(
                 result.write(files[index])
                 results[index] = result
                 report(f"{loaded[index].name}: measured")
-        run = Comparison(data, split, loaded, [result for result in results.values() if result is not None])
+        run = Comparison(data, split, loaded, [result for result in results if result is not None])
         run.measured = [loaded[index].name for index in missing]
         run.speed = _measure_speed(run, folder / SPEED_NAME, settings, report) if settings.speed_turns else None
-        for name, render in (("md", markdown), ("csv", to_csv), ("json", to_json)):
-            write_atomically(folder / f"comparison.{name}", render(run.results, run.speed))
-        save_figure(draw_comparison(run.results, run.speed), folder / PICTURE_NAME)
-        write_atomically(folder / REPORT_NAME, html(run.results, run.speed, folder / PICTURE_NAME))
+        _write_tables(run, folder)
     return run
+
+
+def _choose_image_size(loaded: Sequence[LoadedModel], requested: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Return the size of built-in images: the requested one, else the models' common input size if images have it."""
+    if requested:
+        return requested
+    sizes = {model.input_size for model in loaded}
+    common_size = sizes.pop() if len(sizes) == 1 else None
+    return common_size if common_size and max(common_size) <= MAX_PHOTO_SIDE else None
+
+
+@contextmanager
+def _claim_folder(folder: Path) -> Generator[None]:
+    """Create and lock the output folder, as two comparisons in one folder could mix their files.
+
+    Raises:
+        UserError: the folder is a URL, cannot be written, is in use, or holds results of something else.
+    """
+    reject_url(folder)
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder, wait=False):
+        foreign_files = [] if (folder / "models").is_dir() else sorted(folder.glob("comparison.*"))
+        if foreign_files:
+            raise UserError(
+                f"{foreign_files[0]} is not a result of hf-vit compare; choose another --output, or move it"
+            )
+        yield
+
+
+def _write_tables(run: Comparison, folder: Path) -> None:
+    """Write the results as Markdown, CSV, JSON, plot and HTML."""
+    for suffix, render in (("md", markdown), ("csv", to_csv), ("json", to_json)):
+        write_atomically(folder / f"comparison.{suffix}", render(run.results, run.speed))
+    save_figure(draw_comparison(run.results, run.speed), folder / PICTURE_NAME)
+    write_atomically(folder / REPORT_NAME, html(run.results, run.speed, folder / PICTURE_NAME))
 
 
 def save_comparison(

@@ -1,12 +1,4 @@
-from .blog import (
-    BesideTpu,
-    BlogEstimate,
-    CorrectedEstimate,
-    Correction,
-    beside_tpu,
-    blog_estimate,
-    corrected_estimate,
-)
+from .blog import BesideTpu, BlogEstimate, CorrectedEstimate, Correction, beside_tpu, blog_estimate, corrected_estimate
 from .flops import forward_flops, forward_macs, training_flops
 from .memory import DeviceMemory, MemoryPlan, memory_plan
 from .scaling_law import ScalingLaw, fit_scaling_law, plot_scaling_law, read_points

@@ -62,7 +62,7 @@ class ScalingLaw:
         """
         if not self.covariance:
             raise UserError("this law was not fitted and has no interval; use the result of fit_scaling_law")
-        derivatives = _derivatives((self.a, self.b, self.c, self.d), compute)[: len(self.intervals)]
+        derivatives = _differentiate((self.a, self.b, self.c, self.d), compute)[: len(self.intervals)]
         # The variance of the error is g' V g, with the derivatives g and the covariance V of the parameters.
         variance = np.maximum(np.einsum("i...,ij,j...->...", derivatives, np.array(self.covariance), derivatives), 0.0)
         margin = np.sqrt(variance) * _student_quantile(len(self.points) - len(self.intervals))
@@ -116,7 +116,7 @@ def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -
             "columns compute and error are not swapped"
         )
     residuals = predictions - errors
-    covariance = _covariance(parameters, compute, residuals, len(names))
+    covariance = _estimate_covariance(parameters, compute, residuals, len(names))
     fitted_parameters = parameters[: len(names)]
     margins = np.sqrt(np.diag(covariance)) * _student_quantile(len(errors) - len(names))
     low = np.maximum(fitted_parameters - margins, 0.0).tolist()
@@ -189,7 +189,7 @@ def _error(parameters: Iterable[float], compute: Any) -> Any:
     return a * (compute + d) ** -b + c
 
 
-def _derivatives(parameters: Iterable[float], compute: Any) -> Array:
+def _differentiate(parameters: Iterable[float], compute: Any) -> Array:
     """Return the derivatives [4, ...] of the error with respect to a, b, c and d."""
     a, b, _, d = parameters
     shifted_compute = compute + d
@@ -199,9 +199,9 @@ def _derivatives(parameters: Iterable[float], compute: Any) -> Array:
     return np.stack([powers, by_b, np.ones_like(powers), by_d])
 
 
-def _covariance(parameters: Array, compute: Array, residuals: Array, count: int) -> Array:
+def _estimate_covariance(parameters: Array, compute: Array, residuals: Array, count: int) -> Array:
     """Return the covariance of the first `count` parameters: the inverse of J'J times the variance of the residuals."""
-    derivatives = _derivatives(parameters, compute)[:count].T
+    derivatives = _differentiate(parameters, compute)[:count].T
     norms = np.linalg.norm(derivatives, axis=0)
     _, singular_values, directions = np.linalg.svd(derivatives / norms, full_matrices=False)
     # Directions that the runs do not determine have a singular value of 0; the bound makes their intervals huge.
@@ -235,7 +235,8 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
     path = Path(source).expanduser()
     if path.is_dir() or path.name == FACTS_NAME:
         folder = path if path.is_dir() else path.parent
-        if (run := measured_run(folder)) is None:
+        run = measured_run(folder)
+        if run is None:
             raise UserError(f"{folder} has no training record in facts.json; give the folder of a trained model")
         if run.error is None:
             raise UserError(
@@ -248,26 +249,11 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
         raise UserError(f"{source} does not exist; give CSV or JSON files, or folders of trained models") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{source} is not UTF-8 text; give CSV or JSON files, or folders of trained models") from error
-    if text.lstrip()[:1] in ("[", "{"):
-        try:
-            entries = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path.name} is not valid JSON ({error}); correct it there") from error
-        if not isinstance(entries, list):
-            example = '[{"compute": 1, "error": 0.5}, ...] or [[1, 0.5], ...]'
-            raise UserError(f"{path.name} holds JSON, but not a list; write {example}")
-    else:
-        rows = csv.DictReader(text.splitlines(), skipinitialspace=True)
-        if not set(COLUMNS) <= set(rows.fieldnames or ()):
-            raise UserError(
-                f"{path.name} has the columns {', '.join(rows.fieldnames or ()) or '(none)'}; name the columns "
-                f"{' and '.join(COLUMNS)} in the first line"
-            )
-        entries = list(rows)
+    entries = _parse_json_runs(text, path.name) if text.lstrip()[:1] in ("[", "{") else _parse_csv_runs(text, path.name)
     if not entries:
         raise UserError(f"{source} contains no runs; add lines with compute and error")
     points = list[tuple[float, float]]()
-    for index, entry in enumerate(cast("list[Any]", entries), start=1):
+    for index, entry in enumerate(entries, start=1):
         try:
             compute, error = (entry[name] for name in COLUMNS) if isinstance(entry, dict) else entry
             points.append((float(compute), float(error)))
@@ -275,3 +261,26 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
             location = f"{path.name}, run {index}"
             raise UserError(f"{location}: {entry!r:.80} is not a pair of numbers; give compute and error") from reason
     return points
+
+
+def _parse_json_runs(text: str, file_name: str) -> list[Any]:
+    """Return the entries of a JSON list."""
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file_name} is not valid JSON ({error}); correct it there") from error
+    if not isinstance(entries, list):
+        example = '[{"compute": 1, "error": 0.5}, ...] or [[1, 0.5], ...]'
+        raise UserError(f"{file_name} holds JSON, but not a list; write {example}")
+    return cast("list[Any]", entries)
+
+
+def _parse_csv_runs(text: str, file_name: str) -> list[Any]:
+    """Return the rows of a CSV file as column -> text."""
+    rows = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    if not set(COLUMNS) <= set(rows.fieldnames or ()):
+        raise UserError(
+            f"{file_name} has the columns {', '.join(rows.fieldnames or ()) or '(none)'}; name the columns "
+            f"{' and '.join(COLUMNS)} in the first line"
+        )
+    return list(rows)

@@ -30,17 +30,17 @@ _DRAWS = 6  # horizontal shift, vertical shift, angle, flip, zoom, shear
 
 def random_keys(seed: int, epoch: int, images: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
     """Return a hash of (seed, epoch, image) for every image, [B] uint64 (B images)."""
-    base = _splitmix(np.zeros(1, dtype=np.uint64), np.asarray([seed % 2**64], dtype=np.uint64))
-    return _splitmix(_splitmix(base, np.asarray([epoch], dtype=np.uint64)), images)
+    base = _draw_splitmix(np.zeros(1, dtype=np.uint64), np.asarray([seed % 2**64], dtype=np.uint64))
+    return _draw_splitmix(_draw_splitmix(base, np.asarray([epoch], dtype=np.uint64)), images)
 
 
 def uniforms(keys: "NDArray[np.uint64]", count: int) -> "NDArray[np.float64]":
     """Return `count` independent numbers in [0, 1) for every key, [B, count]; the same on every machine."""
-    numbers = _splitmix(keys[:, None], np.arange(count, dtype=np.uint64)[None, :])
+    numbers = _draw_splitmix(keys[:, None], np.arange(count, dtype=np.uint64)[None, :])
     return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _splitmix(state: "NDArray[np.uint64]", position: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
+def _draw_splitmix(state: "NDArray[np.uint64]", position: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
     """Return the numbers at these positions of SplitMix64 generators (Steele, Lea, Flood 2014) with these states."""
     values = state + (position + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -49,11 +49,7 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
     """
 
     def __init__(
-        self,
-        table: "Dataset",
-        transform: Any,
-        cache_bytes: int = CACHE_BYTES,
-        scans: "Sequence[ImageScan]" = (),
+        self, table: "Dataset", transform: Any, cache_bytes: int = CACHE_BYTES, scans: "Sequence[ImageScan]" = ()
     ) -> None:
         from datasets import Image
 

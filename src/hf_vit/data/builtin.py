@@ -187,7 +187,7 @@ def crop_boxes(frame: tuple[int, int, int, int], seed: int) -> Iterator[tuple[st
     """
     random = np.random.RandomState(seed)
     left, top, right, bottom = frame
-    columns, rows = _tile_edges(frame)
+    columns, rows = _find_tile_edges(frame)
     shorter = min((right - left) // 4, (bottom - top) // 4)
     for split, (letter, count) in _CROPS.items():
         tiles = [(row, column) for row in range(4) for column in range(4) if TILES[row][column] == letter]
@@ -204,13 +204,13 @@ def photograph_tiles(split: str) -> Iterator[Image.Image]:
     letter, _ = _CROPS[split]
     for _, file, frame in PHOTOGRAPHS:
         photograph = decode_image(_find_photograph(file))
-        columns, rows = _tile_edges(frame or (0, 0, *photograph.size))
+        columns, rows = _find_tile_edges(frame or (0, 0, *photograph.size))
         for row, letters in enumerate(TILES):
             for column in (index for index, tile_letter in enumerate(letters) if tile_letter == letter):
                 yield photograph.crop((columns[column], rows[row], columns[column + 1], rows[row + 1]))
 
 
-def _tile_edges(frame: tuple[int, int, int, int]) -> tuple[list[int], list[int]]:
+def _find_tile_edges(frame: tuple[int, int, int, int]) -> tuple[list[int], list[int]]:
     """Return the edges of the columns and of the rows of tiles, 5 positions in px each."""
     left, top, right, bottom = frame
     columns = [left + (right - left) * column // 4 for column in range(5)]

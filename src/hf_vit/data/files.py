@@ -112,9 +112,11 @@ class FileNames:
             self._folders[folder] = self._list(folder)
         actual_folder, names = self._folders[folder]
         name = names.get(path.name) or names.get(normalize_name(path.name))
-        if name is None and "\\" in path.name and not is_store_url(path):  # written on Windows
+        if name is not None:
+            return path if name == path.name and actual_folder == folder else actual_folder / name
+        if "\\" in path.name and not is_store_url(path):  # written on Windows
             return self.find(Path(str(path).replace("\\", "/")))
-        return path if name is None or (name == path.name and actual_folder == folder) else actual_folder / name
+        return path
 
     def _list(self, folder: Path) -> tuple[Path, dict[str, str]]:
         """Return the folder as it is spelled on disk, and a map from normalized and exact names to exact names."""

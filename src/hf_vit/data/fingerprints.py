@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -119,28 +119,40 @@ def note_duplicates(
     counts = Counter(image.digest for images in scans.values() for image in images)
     if len(counts) == counts.total():
         return []
-    copies_by_content: dict[str, list[tuple[str, str, str]]] = {}
+    copies_by_content: dict[str, list[_Copy]] = {}
     for split, images in scans.items():
-        for image, names in zip(images, describe_labels(splits[split], images, label_names), strict=True):
+        for image, label in zip(images, describe_labels(splits[split], images, label_names), strict=True):
             if counts[image.digest] > 1:
-                copies_by_content.setdefault(image.digest, []).append((short_name(image.name), names, split))
+                copies_by_content.setdefault(image.digest, []).append(_Copy(short_name(image.name), label, split))
     duplicates = list(copies_by_content.values())
-    repeated: list[list[tuple[str, str, str]]] = []  # the copies of an image in a split that has several of them
-    for copies in duplicates:
-        sizes = Counter(split for *_, split in copies)
-        repeated.append([copy for copy in copies if sizes[copy[2]] > 1])
+    repeated = list(filter(None, map(_list_repeated, duplicates)))
+    mislabeled = [copies for copies in duplicates if len({copy.label for copy in copies}) > 1]
+    leaked = [copies for copies in duplicates if {"train"} < {copy.split for copy in copies}]
     kind = "classes" if all("label" in table.column_names for table in splits.values()) else "annotations"
-    mislabeled_duplicates = [copies for copies in duplicates if len({label for _, label, _ in copies}) > 1]
-    leaked_duplicates = [copies for copies in duplicates if {"train"} < {split for *_, split in copies}]
     findings = (
-        (list(filter(None, repeated)), "in one split"),
-        (mislabeled_duplicates, f"with different {kind}"),
-        (leaked_duplicates, "in train and in other splits, so results are too good"),
+        (repeated, "in one split"),
+        (mislabeled, f"with different {kind}"),
+        (leaked, "in train and in other splits, so results are too good"),
     )
-    notes: list[str] = []
-    for copies, situation in findings:
-        if copies:
-            count = "1 duplicate image" if len(copies) == 1 else f"{len(copies)} duplicate images"
-            more = ", ..." if len(copies) > 1 or len(copies[0]) > 2 else ""
-            notes.append(f"{count} {situation}: {' = '.join(name for name, *_ in copies[0][:2])}{more}")
-    return notes
+    return [_describe_finding(images, situation) for images, situation in findings if images]
+
+
+class _Copy(NamedTuple):
+    """One of several images with equal content."""
+
+    name: str
+    label: str
+    split: str
+
+
+def _list_repeated(copies: list[_Copy]) -> list[_Copy]:
+    """Return the copies of an image in those splits that have several of them."""
+    counts = Counter(copy.split for copy in copies)
+    return [copy for copy in copies if counts[copy.split] > 1]
+
+
+def _describe_finding(images: list[list[_Copy]], situation: str) -> str:
+    """Return a note such as "2 duplicate images in one split: a.png = b.png, ..."."""
+    count = "1 duplicate image" if len(images) == 1 else f"{len(images)} duplicate images"
+    more = ", ..." if len(images) > 1 or len(images[0]) > 2 else ""
+    return f"{count} {situation}: {' = '.join(copy.name for copy in images[0][:2])}{more}"

@@ -44,15 +44,19 @@ def parse_idx_name(name: str) -> IdxName | None:
 
     "emnist-letters-train-images-idx3-ubyte.gz" gives ("emnist-letters", "train", "images").
     """
-    if "idx" not in (name := name.lower()):  # folders may hold a million other files
+    name = name.lower()
+    if "idx" not in name:  # folders may hold a million other files
         return None
     parts = _SEPARATORS.split(name.removesuffix(".gz"))
-    end = next((index for index, part in enumerate(parts) if re.fullmatch("idx[0-9]?", part)), 0)
-    if end == 0 or len(parts) > end + 2 or (kind := _KINDS.get(parts[end - 1])) is None:
+    idx_index = next((index for index, part in enumerate(parts) if re.fullmatch("idx[0-9]?", part)), 0)
+    if idx_index == 0 or len(parts) > idx_index + 2:
         return None
-    before = parts[: end - 1]
-    split = _split_of(before[-1]) if before else None
-    return "-".join(before[:-1] if split else before), split, kind
+    kind = _KINDS.get(parts[idx_index - 1])
+    if kind is None:
+        return None
+    name_parts = parts[: idx_index - 1]
+    split = _split_of(name_parts[-1]) if name_parts else None
+    return "-".join(name_parts[:-1] if split else name_parts), split, kind
 
 
 def is_mapping_name(name: str) -> bool:
@@ -78,16 +82,19 @@ def group_idx_files(paths: Iterable[Path], source: str) -> tuple[dict[str, list[
     groups: dict[tuple[str, str], dict[tuple[str, str], list[Path]]] = {}
     mappings: dict[str, Path] = {}
     for path in _open_folders(paths):
-        if (parsed := parse_idx_name(path.name)) is None:
-            if is_mapping_name(path.name) and (prefix := _parse_mapping_name(path.name)):
-                mappings[prefix] = path
+        parsed_name = parse_idx_name(path.name)
+        if parsed_name is None:
+            mapping_prefix = _parse_mapping_name(path.name) if is_mapping_name(path.name) else None
+            if mapping_prefix:
+                mappings[mapping_prefix] = path
             continue
-        prefix, split, kind = parsed
+        prefix, split, kind = parsed_name
         folder = path.parent
         if parse_idx_name(folder.name):  # some archives unpack into a folder with the name of the file
             folder = folder.parent
-        if split is None and (split := _split_of(folder.name)) is not None:
-            folder = folder.parent
+        if split is None:
+            split = _split_of(folder.name)
+            folder = folder if split is None else folder.parent
         groups.setdefault((str(folder), prefix), {}).setdefault((split or "train", kind), []).append(path)
     if len(groups) > 1:
         _refuse_several(groups, source)
@@ -104,7 +111,8 @@ def group_idx_files(paths: Iterable[Path], source: str) -> tuple[dict[str, list[
             elif kind == "images":
                 labels = members[split, "labels"][0].name
                 raise UserError(f"'{source}' holds the labels {labels} without images; put the file of images there")
-        if mapping := mappings.get(prefix) or _find_mapping(prefix, files[split][0].parent):
+        mapping = mappings.get(prefix) or _find_mapping(prefix, files[split][0].parent)
+        if mapping:
             files[split].append(mapping)
     return files, notes
 
@@ -116,6 +124,7 @@ def _find_mapping(prefix: str, folder: Path) -> Path | None:
 
 
 def _open_folders(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the paths; for a folder with the name of an IDX file the files in it."""
     for path in paths:
         if parse_idx_name(path.name) and is_folder(path):
             yield from (path.joinpath(*parts) for parts in walk(path)[0])
@@ -228,7 +237,7 @@ def read_idx_split(files: Sequence[Path]) -> "tuple[Dataset, list[Any], list[str
     """Return table, raw labels and class names (None without a table of classes) of one split."""
     labels_file = next((path for path in files[1:] if parse_idx_name(path.name)), None)
     if labels_file is None:
-        raise UserError(f"{files[0].name} has no file of labels; put it beside the images")
+        raise UserError(f"{files[0].name} has no file of labels; put the file of labels beside it")
     pixels, labels = read_idx_images(files[0]), read_idx(labels_file)
     if labels.ndim == 2 and labels.shape[1] == _NIST_COLUMNS:
         labels = labels[:, 0]

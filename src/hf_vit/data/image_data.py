@@ -84,11 +84,7 @@ class ImageData(Displayed):
         return len(cast("Dataset", data)) if hasattr(data, "__len__") else self.sizes.get(split)
 
     def split(self, name: str) -> "Dataset | IterableDataset":
-        """Return one split.
-
-        Raises:
-            UserError: the data has no such split.
-        """
+        """Return one split; raise a UserError if the data has no such split."""
         if name not in self.splits:
             names = ", ".join(self.splits)
             raise UserError(f"'{self.name}' has no split '{name}'; choose one of {names}, or add the split")

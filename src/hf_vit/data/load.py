@@ -109,7 +109,7 @@ def load_data(
         if streaming:
             raise UserError(f"the {goal} of '{data_source.name}' cannot be read as a stream; leave --streaming out")
         tables = read_dense(data_source, opened, selection, goal)
-        data = _load_tables(data_source, tables, image_column, skip_bad_images, seed, True, False)
+        data = _load_tables(data_source, tables, image_column, skip_bad_images, seed, check=True, keep=False)
     else:
         raw = read_labels(data_source, opened, selection, streaming=streaming)
         if streaming and is_table:
@@ -208,11 +208,13 @@ def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool
     default_size = None if image_size is None else max(image_size)
     hashed_text = None  # of synthetic images; the fingerprint of others is a hash of their content
     if kind == "scenes":
-        scenes, target = Scenes.parse(name), target or "objects"
+        scenes = Scenes.parse(name)
+        target = target or "objects"
         if streaming:
             raise UserError(f"'{scenes.name}' cannot be read as a stream; leave --streaming out")
         builtin = scenes.load(scenes.size or default_size or 64, target)
-        name, hashed_text = scenes.name, f"{scenes.name} {target}"
+        name = scenes.name
+        hashed_text = f"{scenes.name} {target}"
     elif target not in ("label", None):
         raise UserError(f"'{name}' has neither masks nor objects; give 'scenes', or other data with annotations")
     elif kind == "fractals":
@@ -226,9 +228,11 @@ def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool
         builtin = fractals.load(size)
     else:
         builtin = (digits if name == "digits" else photos)(image_size)
-    splits, scans, names = builtin.splits, builtin.seen, builtin.label_names
-    fingerprint = _hash_text(hashed_text) if hashed_text else content_fingerprint(splits, scans, names)
-    data = ImageData(name, fingerprint, splits, names, seen={} if streaming else scans, target=target or "label")
+    splits = builtin.splits
+    names = builtin.label_names
+    fingerprint = _hash_text(hashed_text) if hashed_text else content_fingerprint(splits, builtin.seen, names)
+    scans = {} if streaming else builtin.seen
+    data = ImageData(name, fingerprint, splits, names, seen=scans, target=target or "label")
     return _shuffle_streams(data, False) if streaming else data
 
 
@@ -335,15 +339,17 @@ def _make_label_map(name: str, raw: RawTables, values: list[Any]) -> LabelMap:
 
 def _set_splits(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> None:
     """Set the splits of `data`, with missing ones cut from train."""
-    data.splits, data.cut = splits, tuple(missing_splits(list(splits)))
+    data.splits = splits
+    data.cut = tuple(missing_splits(list(splits)))
     if not data.cut:
         return
-    train, scans = splits["train"], data.seen.get("train")
+    train = splits["train"]
+    scans = data.seen.get("train")
     digests = hash_images(train) if scans is None else [image.digest for image in scans]
-    labels, names = [0] * len(train), ["image"]  # images with masks or objects are cut as if they had one class
     if data.target == "label":
-        labels, names = list_column(train, "label"), data.label_names
-    rows_by_split, notes = cut_rows(digests, labels, names, data.cut, seed=seed)
+        rows_by_split, notes = cut_rows(digests, list_column(train, "label"), data.label_names, data.cut, seed=seed)
+    else:  # images with masks or objects are cut as if they had one class
+        rows_by_split, notes = cut_rows(digests, [0] * len(train), ["image"], data.cut, seed=seed)
     cut_tables = {split: train.select(rows) for split, rows in rows_by_split.items()}
     data.splits = {split: cut_tables[split] if split in cut_tables else splits[split] for split in SPLITS}
     if scans is not None:
@@ -353,7 +359,7 @@ def _set_splits(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> Non
 
 
 def _shuffle_streams(data: ImageData, skip_bad_images: bool) -> ImageData:
-    """Return the same data as streams, shuffled once because the tables are sorted by class."""
+    """Replace the tables of `data` by streams of undecoded images, shuffled once as tables are sorted by class."""
     import datasets
 
     data.sizes = {split: len(table) for split, table in get_tables(data).items()}
@@ -388,7 +394,8 @@ def _stream_files(source: DataSource, raw: RawTables, skip_bad_images: bool, see
         labels = _make_label_map(source.name, raw, values)
     missing = tuple(missing_splits(list(raw_splits)))
     data = ImageData(source.name, "", {}, labels.names, notes=[*raw.notes], source=source, revision=raw.revision)
-    data.files, data.cut = file_states(source), missing
+    data.files = file_states(source)
+    data.cut = missing
     if source.kind == "hub":
         data.fingerprint = _hash_text(f"{source.name} {hub_commit(source.name.partition(':')[0])}")
     else:

@@ -12,7 +12,7 @@ import re
 import tarfile
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -32,6 +32,7 @@ from hf_vit.repositories.stores import is_store_url, read_sizes
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
+    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 _IMAGE_NAMES = ("image", "img", "picture")
@@ -73,19 +74,24 @@ class Columns:
     def labels(self, batch: Mapping[str, Any]) -> list[Any]:
         """Return the raw labels of a batch of columns; raise UserError if an indicator is neither 0 nor 1."""
         if self.indicators:
-            columns = type_labels({name: normalize_label(list(batch[name])) for name in self.indicators})
-            for name, values in columns.items():
-                if invalid := [value for value in values if str(value).lower() not in _INDICATORS]:
-                    raise UserError(
-                        f"the label column {name} holds {invalid[0]!r}, but multi-label columns hold 0 or 1; write 1 "
-                        "for images of the class and 0 for others"
-                    )
-            rows = ((_INDICATORS[str(value).lower()] for value in row) for row in zip(*columns.values(), strict=True))
-            return [[name for name, is_set in zip(columns, row, strict=True) if is_set] for row in rows]
+            return self._list_indicated(batch)
         values: list[Any] = list(batch[self.label[0]])
         for key in self.label[1:]:
             values = [None if value is None else value.get(key) for value in values]
         return normalize_label(values)
+
+    def _list_indicated(self, batch: Mapping[str, Any]) -> list[list[str]]:
+        """Return for every row the names of the label columns that hold 1."""
+        columns = type_labels({name: normalize_label(list(batch[name])) for name in self.indicators})
+        for name, values in columns.items():
+            invalid = [value for value in values if str(value).lower() not in _INDICATORS]
+            if invalid:
+                raise UserError(
+                    f"the label column {name} holds {invalid[0]!r}, but multi-label columns hold 0 or 1; write 1 "
+                    "for images of the class and 0 for others"
+                )
+        rows = ((_INDICATORS[str(value).lower()] for value in row) for row in zip(*columns.values(), strict=True))
+        return [[name for name, is_set in zip(columns, row, strict=True) if is_set] for row in rows]
 
 
 @dataclass(frozen=True)
@@ -365,9 +371,10 @@ def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[
     usable = {selection.image or "", selection.label or "", *selection.indicators, *_PATH_NAMES, *_LABEL_NAMES, "split"}
     columns: dict[str, None] = {}
     rows: list[dict[str, Any]] = []
+    read_rows = _read_json_rows if file.suffix.lower() == ".jsonl" else _read_csv_rows
     limit = csv.field_size_limit(_CELL)
     try:
-        for row in (_read_json_rows if file.suffix.lower() == ".jsonl" else _read_csv_rows)(file):
+        for row in read_rows(file):
             if not row.keys() <= columns.keys():
                 columns |= dict.fromkeys(row)
             rows.append({column: row[column] for column in usable & row.keys()})
@@ -378,17 +385,8 @@ def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[
         csv.field_size_limit(limit)
     if not rows:
         return
-    image = selection.image or next((column for column in _PATH_NAMES if column in columns), None)
-    label = selection.label or next((column for column in _LABEL_NAMES if column in columns), None)
-    selection.check(columns, file.name)
-    if image is None or label is None:
-        missing = "image files, such as file_name" if image is None else "classes, such as label"
-        option = "--image-column" if image is None else "--label-column"
-        remedy = f", or move {file.name} away if the folder names are the classes" if image else ""
-        raise UserError(
-            f"{file.name} has the columns {', '.join(columns)}, but none of {missing}; name it with {option}{remedy}"
-        )
-    used_columns = Columns(image, (label,), selection.indicators)
+    used_columns = _choose_list_columns(columns, file.name, selection)
+    image = used_columns.image
     for number, row in enumerate(rows, start=1):
         for column in (image, *used_columns.label_columns, "split"):
             if row.get(column) is _DUPLICATE:
@@ -400,6 +398,21 @@ def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[
     labels = used_columns.labels({column: [row.get(column) for row in rows] for column in used_columns.label_columns})
     for row, raw_label in zip(rows, labels, strict=True):
         yield row[image], raw_label, normalize_label(row.get("split"))
+
+
+def _choose_list_columns(columns: Collection[str], file_name: str, selection: NamedColumns) -> Columns:
+    """Return the image and label columns of a list; raise UserError if one is missing."""
+    image = selection.image or next((column for column in _PATH_NAMES if column in columns), None)
+    label = selection.label or _find_label_name(columns)
+    selection.check(columns, file_name)
+    if image is None or label is None:
+        missing = "image files, such as file_name" if image is None else "classes, such as label"
+        option = "--image-column" if image is None else "--label-column"
+        remedy = f", or move {file_name} away if the folder names are the classes" if image else ""
+        raise UserError(
+            f"{file_name} has the columns {', '.join(columns)}, but none of {missing}; name it with {option}{remedy}"
+        )
+    return Columns(image, (label,), selection.indicators)
 
 
 def _read_csv_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -465,12 +478,8 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
         if not _is_cached(repo):
             raise UserError(f"{problem}: {error}; check the spelling of the path or id") from error
         commit = None  # load the cached version
-    for pattern in () if commit is None else _read_file_patterns(repo, commit):
-        if "://" in pattern or "::" in pattern or pattern.startswith(("/", "~", "\\")) or ".." in pattern.split("/"):
-            raise UserError(
-                f"{repo} names files outside its repository ({pattern[:80]!r}), which hf_vit does not read for "
-                "safety; give another data set"
-            )
+    if commit is not None:
+        _refuse_outside_files(repo, commit)
     try:
         dataset: Any = load_dataset(repo, configuration or None, revision=commit, streaming=streaming)
         raw_splits = dict(dataset)
@@ -482,21 +491,28 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
             ) from error
         hint = "" if configuration else f" (to choose a configuration, write {repo}:CONFIGURATION)"
         raise UserError(f"{problem}: {_shorten(cause)}{hint}") from error
+    splits, notes = _rename_splits(raw_splits, source.name)
+    return RawTables(splits, notes=notes, revision=commit)
+
+
+def _rename_splits(raw_splits: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the splits under our names, a single split as train; and notes on ignored splits."""
     splits: dict[str, Any] = {}
     notes: list[str] = []
-    for name, table in raw_splits.items():
-        if split := split_name(name):
+    for raw_name, table in raw_splits.items():
+        split = split_name(raw_name)
+        if split:
             splits[split] = table
         else:
-            notes.append(f"ignored the split '{name}' of '{source.name}', which is none of train, validation and test")
-    if not splits and len(raw_splits) == 1:
-        splits, notes = {"train": next(iter(raw_splits.values()))}, []
-    if not splits:
-        raise UserError(
-            f"'{source.name}' has the splits {', '.join(raw_splits)}, but needs at least one of train, "
-            "validation and test; rename one of them"
-        )
-    return RawTables({split: splits[split] for split in SPLITS if split in splits}, notes=notes, revision=commit)
+            notes.append(f"ignored the split '{raw_name}' of '{name}', which is none of train, validation and test")
+    if splits:
+        return {split: splits[split] for split in SPLITS if split in splits}, notes
+    if len(raw_splits) == 1:
+        return {"train": next(iter(raw_splits.values()))}, []
+    raise UserError(
+        f"'{name}' has the splits {', '.join(raw_splits)}, but needs at least one of train, validation and test; "
+        "rename one of them"
+    )
 
 
 def hub_commit(repo: str) -> str | None:
@@ -513,6 +529,16 @@ def _is_cached(repo: str) -> bool:
 
     *user, name = repo.split("/")
     return Path(config.HF_DATASETS_CACHE, "___".join([*user, camelcase_to_snakecase(name)])).expanduser().is_dir()
+
+
+def _refuse_outside_files(repo: str, commit: str) -> None:
+    """Raise UserError if the data set's card names files outside its repository."""
+    for pattern in _read_file_patterns(repo, commit):
+        if "://" in pattern or "::" in pattern or pattern.startswith(("/", "~", "\\")) or ".." in pattern.split("/"):
+            raise UserError(
+                f"{repo} names files outside its repository ({pattern[:80]!r}), which hf_vit does not read for "
+                "safety; give another data set"
+            )
 
 
 def _read_file_patterns(repo: str, commit: str) -> Iterator[str]:
@@ -596,11 +622,13 @@ def _find_columns(features: "Features", name: str, selection: NamedColumns) -> C
     image = candidates[0]
     if selection.label:
         return Columns(image, (selection.label,), selection.indicators)
-    if label := next((label for label in _LABEL_NAMES if label in features), None):
+    label = _find_label_name(features)
+    if label:
         return Columns(image, (label,))
     for json_column in ("json", "jsn"):  # webdataset
         fields: Any = features.get(json_column)
-        if isinstance(fields, dict) and (label := next((label for label in _LABEL_NAMES if label in fields), None)):
+        label = _find_label_name(fields) if isinstance(fields, dict) else None
+        if label:
             return Columns(image, (json_column, label))
     classes = [column for column, feature in features.items() if isinstance(feature, ClassLabel)]
     if len(classes) == 1:
@@ -609,6 +637,11 @@ def _find_columns(features: "Features", name: str, selection: NamedColumns) -> C
         f"{columns}, but none is known to hold the classes; name the column of class numbers or names "
         "'label', or give its name with --label-column"
     )
+
+
+def _find_label_name(columns: Collection[str]) -> str | None:
+    """Return the first usual name of a label column that is among these."""
+    return next((name for name in _LABEL_NAMES if name in columns), None)
 
 
 def encode_images(
@@ -640,18 +673,19 @@ def encode_images(
             f"{subject} holds pixels as {leaf}, whose range is unknown before all are read; leave --streaming out"
         )
     if may_read_twice and (pa.types.is_integer(leaf) or pa.types.is_floating(leaf)):
-        parts = (part for table in splits.values() for part in table.with_format("arrow").iter(1000))
-        values = (pc.list_flatten(part.column(column).cast(storage), recursive=True) for part in parts)
-        values = (part.cast(pa.float64()) if pa.types.is_floating(leaf) else part for part in values)
-        extremes = [end for part in values for end in pc.min_max(part).as_py().values() if end is not None]
-        low, high = min(extremes, default=0), max(extremes, default=0)
+        batches = (batch for table in splits.values() for batch in table.with_format("arrow").iter(1000))
+        values = (pc.list_flatten(batch.column(column).cast(storage), recursive=True) for batch in batches)
+        values = (numbers.cast(pa.float64()) if pa.types.is_floating(leaf) else numbers for numbers in values)
+        extremes = [end for numbers in values for end in pc.min_max(numbers).as_py().values() if end is not None]
+        low = min(extremes, default=0)
+        high = max(extremes, default=0)
         notes += note_dark_images(high, 8) if pa.types.is_integer(leaf) else []
     encode = functools.partial(_encode_pixels, column=column, where=subject, low=low, high=high)
     encoded: dict[str, Any] = {}
     for split, table in splits.items():
         if isinstance(table, Dataset):
-            batches: Any = table.iter(1000)
-            encoded_images = [encoded_image for batch in batches for encoded_image in encode(batch)[column]]
+            table_batches: Any = table.iter(1000)
+            encoded_images = [encoded_image for batch in table_batches for encoded_image in encode(batch)[column]]
             encoded[split] = table.remove_columns([column]).add_column(column, encoded_images, feature=image)  # pyright: ignore[reportArgumentType]
         else:
             encoded[split] = table.map(encode, batched=True, features=Features({**features, column: image}))
@@ -663,23 +697,18 @@ def _encode_pixels(batch: Mapping[str, Any], *, column: str, where: str, low: in
     from datasets.features.image import encode_np_array
 
     images: list[Any] = []
+    are_bytes = low >= 0 and high <= 255
     for numbers in batch[column]:
         if numbers is None:
             images.append({"bytes": None, "path": None})
             continue
-        try:
-            pixels = np.array(numbers)
-        except ValueError:  # rows of different lengths
-            pixels = np.array(None)
-        if pixels.ndim == 3 and pixels.shape[2] > _CHANNELS and pixels.shape[0] in (1, 3, _CHANNELS):
-            pixels = np.moveaxis(pixels, 0, 2)
-        if pixels.ndim == 3 and pixels.shape[2] == 1:
-            pixels = pixels[:, :, 0]
-        is_whole, is_byte = pixels.dtype.kind in "ui", low >= 0 and high <= 255
-        if pixels.dtype.kind == "f" and is_byte and np.isfinite(pixels).all():
+        pixels = _arrange_pixels(numbers)
+        is_whole = pixels.dtype.kind in "ui"
+        if pixels.dtype.kind == "f" and are_bytes and np.isfinite(pixels).all():
             pixels = np.rint(pixels * (255 if high <= 1 else 1)).astype(np.uint8)
-        has_colors = pixels.ndim == 3 and pixels.shape[2] <= _CHANNELS and pixels.dtype.kind in "ui" and is_byte
-        if not (has_colors or (pixels.ndim == 2 and pixels.dtype.kind in "uifb")) or not pixels.size:
+        is_gray = pixels.ndim == 2 and pixels.dtype.kind in "uifb"
+        has_colors = pixels.ndim == 3 and pixels.shape[2] <= _CHANNELS and pixels.dtype.kind in "ui" and are_bytes
+        if not (has_colors or is_gray) or not pixels.size:
             shape = "x".join(map(str, pixels.shape)) or "different lengths"
             values = f" with numbers from {low:,} to {high:,}" if pixels.dtype.kind in "uif" else f" ({pixels.dtype})"
             sides = ((math.isqrt(pixels.size // depth), depth) for depth in (1, 3))
@@ -690,9 +719,20 @@ def _encode_pixels(batch: Mapping[str, Any], *, column: str, where: str, low: in
             )
         if is_whole:
             limits = np.iinfo(np.int32)
-            pixels = pixels.astype(np.uint8) if is_byte else pixels.clip(limits.min, limits.max).astype(np.int32)
+            pixels = pixels.astype(np.uint8) if are_bytes else pixels.clip(limits.min, limits.max).astype(np.int32)
         images.append(encode_np_array(pixels))
     return {column: images}
+
+
+def _arrange_pixels(numbers: object) -> "NDArray[Any]":
+    """Return nested lists as an array [H, W, C], or [H, W] for one channel; an empty shape for unequal rows."""
+    try:
+        pixels = np.array(numbers)
+    except ValueError:  # rows of different lengths
+        return np.array(None)
+    if pixels.ndim == 3 and pixels.shape[2] > _CHANNELS and pixels.shape[0] in (1, 3, _CHANNELS):
+        pixels = np.moveaxis(pixels, 0, 2)
+    return pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
 
 
 def _shorten(error: BaseException) -> str:
@@ -738,13 +778,8 @@ class StreamReader:
         labels: list[int] = []
         rows = (row or {} for row in batch[self.columns.image])
         for stored_image, raw_label in zip(rows, self.columns.labels(batch), strict=True):
-            if self.missing:
-                content: bytes | None = stored_image.get("bytes")
-                if content is None:  # one split must report the unreadable file, so its path is hashed instead
-                    content = str(stored_image.get("path")).encode()
-                digest = hashlib.sha256(content).hexdigest()
-                if assign_split(digest, self.missing, seed=self.seed) != self.split:
-                    continue
+            if not self._is_in_split(stored_image):
+                continue
             if stored_image.get("bytes") is None and stored_image.get("path") is not None and self.source is not None:
                 _refuse_foreign(self.source, stored_image.get("path"))
             scan, image = open_image(stored_image, "")
@@ -762,6 +797,16 @@ class StreamReader:
                     self.skipped.append(name)
                     logger.warning("skipped the unreadable image %s", one_line(name))
         return {"image": images, "label": labels}
+
+    def _is_in_split(self, stored_image: Mapping[str, Any]) -> bool:
+        """Return whether an image belongs to this split, where splits are cut by content."""
+        if not self.missing:
+            return True
+        content: bytes | None = stored_image.get("bytes")
+        if content is None:  # one split must report the unreadable file, so its path is hashed instead
+            content = str(stored_image.get("path")).encode()
+        digest = hashlib.sha256(content).hexdigest()
+        return assign_split(digest, self.missing, seed=self.seed) == self.split
 
     def _names(self, scan: ImageScan) -> list[str]:
         """Return file and row of an image and of its duplicates; else its path, or its split and digest."""

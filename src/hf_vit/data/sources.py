@@ -83,7 +83,8 @@ def resolve_source(source: str) -> DataSource:
         return DataSource("builtin", source)
     if not source.strip():
         raise UserError(f"the data source is an empty text; give a folder, parquet or tar files, {_KINDS}")
-    path, is_stored = to_path(source).expanduser(), is_store_url(source)
+    path = to_path(source).expanduser()
+    is_stored = is_store_url(source)
     name = Path(source).name if is_stored else path.name
     if is_folder(path) if is_stored else path.is_dir():
         name = name if is_stored else path.resolve().name
@@ -241,23 +242,37 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
         )
     layout: dict[str, dict[str, list[Path]]] = {}
     for prefix in sorted({parts[:1] for parts in folders}) if split_folders else [()]:
-        depth, folder_name = len(prefix), "/".join((source.rstrip("/"), *prefix))
-        images_below = [parts for parts in images if parts[:depth] == prefix]
-        loose = [parts for parts in images_below if len(parts) == depth + 1]
-        names = sorted({parts[depth] for parts in folders if len(parts) == depth + 1 and parts[:depth] == prefix})
-        if not names:
-            contents = f"images such as '{loose[0][-1]}' but no class folders" if loose else "no class folders"
-            raise UserError(
-                f"'{folder_name}' holds {contents}; put the images of every class into a folder with the class's name"
-            )
-        if loose:
-            number = "1 image" if len(loose) == 1 else f"{len(loose)} images"
+        folder_name = "/".join((source.rstrip("/"), *prefix))
+        images_below = [parts for parts in images if parts[: len(prefix)] == prefix]
+        num_loose = sum(len(parts) == len(prefix) + 1 for parts in images_below)
+        classes = _group_by_class(root, prefix, images_below, folders, folder_name)
+        if num_loose:
+            number = "1 image" if num_loose == 1 else f"{num_loose} images"
             notes.append(f"ignored {number} beside the class folders in '{folder_name}'")
-        if empty := sorted(set(names) - {parts[depth] for parts in images_below if len(parts) > depth + 1}):
-            raise UserError(f"class folder '{folder_name}/{empty[0]}' holds no images; add some, or remove the folder")
-        normalized = {label: normalize_name(label) or label for label in names}
-        classes = layout.setdefault(split_name(prefix[0]) or "" if prefix else "train", {})
-        for parts in images_below:
-            if len(parts) > depth + 1:
-                classes.setdefault(normalized[parts[depth]], []).append(root / "/".join(parts))
+        split = (split_name(prefix[0]) or "") if prefix else "train"
+        for label, paths in classes.items():
+            layout.setdefault(split, {}).setdefault(label, []).extend(paths)
     return DataSource("folder", name, folder=layout, notes=notes)
+
+
+def _group_by_class(
+    root: Path, prefix: Parts, images: list[Parts], folders: list[Parts], folder_name: str
+) -> dict[str, list[Path]]:
+    """Group the images below the class folders in root/prefix; raise UserError if there is no class or an empty one."""
+    depth = len(prefix)
+    names = sorted({parts[depth] for parts in folders if len(parts) == depth + 1 and parts[:depth] == prefix})
+    images_of_classes = [parts for parts in images if len(parts) > depth + 1]
+    if not names:
+        loose = [parts for parts in images if len(parts) == depth + 1]
+        contents = f"images such as '{loose[0][-1]}' but no class folders" if loose else "no class folders"
+        raise UserError(
+            f"'{folder_name}' holds {contents}; put the images of every class into a folder with the class's name"
+        )
+    empty = sorted(set(names) - {parts[depth] for parts in images_of_classes})
+    if empty:
+        raise UserError(f"class folder '{folder_name}/{empty[0]}' holds no images; add some, or remove the folder")
+    classes: dict[str, list[Path]] = {}
+    for parts in images_of_classes:
+        label = normalize_name(parts[depth]) or parts[depth]
+        classes.setdefault(label, []).append(root / "/".join(parts))
+    return classes

@@ -56,7 +56,7 @@ def split_stratified(
     parts: dict[str, NDArray[np.int64]] = {}
     for name, size in sizes.items():
         room = [len(rows) - start for rows, start in zip(classes, starts, strict=True)]
-        counts = _proportional([len(rows) for rows in classes], size, room)
+        counts = _divide_proportionally([len(rows) for rows in classes], size, room)
         part_rows = [rows[start : start + count] for rows, start, count in zip(classes, starts, counts, strict=True)]
         starts = [start + count for start, count in zip(starts, counts, strict=True)]
         parts[name] = np.sort(np.concatenate(part_rows))
@@ -64,7 +64,7 @@ def split_stratified(
     return {"train": np.sort(np.concatenate(remaining)), **parts}
 
 
-def _proportional(weights: Sequence[int], total: int, room: Sequence[int]) -> list[int]:
+def _divide_proportionally(weights: Sequence[int], total: int, room: Sequence[int]) -> list[int]:
     """Divide `total` in proportion to `weights`, with at least 1 and at most room - 1 for each weight."""
     ideal = [weight * total / sum(weights) for weight in weights]
     counts = [min(max(1, int(share)), space - 1) for share, space in zip(ideal, room, strict=True)]
@@ -122,17 +122,7 @@ def cut_rows(
     for digest, label in zip(digests, labels, strict=True):
         for number in classes_of(label):
             contents_of.setdefault(number, set()).add(digest)
-    needed = len(missing) + 1
-    small_classes = sorted(label for label, contents in contents_of.items() if len(contents) < needed)
-    if small_classes:
-        count = len(contents_of[small_classes[0]])
-        more = f" ({len(small_classes)} classes are that small)" if len(small_classes) > 1 else ""
-        images = "1 image" if count == 1 else f"{count} different images"
-        raise UserError(
-            f"class '{label_names[small_classes[0]]}' has {images}{more}; to cut {' and '.join(missing)} from the "
-            f"training images, every class needs at least {needed}: add images, or give the splits as folders train, "
-            "validation and test"
-        )
+    _refuse_small_classes(contents_of, label_names, missing)
     classes = {
         label: sorted(contents_of[label], key=lambda digest: (_hash_to_unit(digest, seed), digest))
         for label in sorted(contents_of)
@@ -157,3 +147,20 @@ def cut_rows(
         notes.append(f"splitting by content left {name} without images, so one of each class was moved there")
     split_of_row = np.asarray([assignment[digest] for digest in digests])
     return {name: np.flatnonzero(split_of_row == name) for name in ("train", *missing)}, notes
+
+
+def _refuse_small_classes(
+    contents_of: Mapping[int, set[str]], label_names: Sequence[str], missing: Sequence[str]
+) -> None:
+    """Raise UserError for a class with fewer different images than there are splits."""
+    needed = len(missing) + 1
+    small_classes = sorted(label for label, contents in contents_of.items() if len(contents) < needed)
+    if small_classes:
+        count = len(contents_of[small_classes[0]])
+        more = f" ({len(small_classes)} classes are that small)" if len(small_classes) > 1 else ""
+        images = "1 image" if count == 1 else f"{count} different images"
+        raise UserError(
+            f"class '{label_names[small_classes[0]]}' has {images}{more}; to cut {' and '.join(missing)} from the "
+            f"training images, every class needs at least {needed}: add images, or give the splits as folders train, "
+            "validation and test"
+        )

@@ -212,6 +212,7 @@ class ObjectTables(ImageTables):
         return objects
 
     def select_rows(self, split: str, rows: Sequence[int]) -> "Dataset":
+        """Return these rows of a split with their checked objects in the column "objects"."""
         from datasets import Dataset, Features, concatenate_datasets
 
         from hf_vit.data.mask_features import RunLengthMask, object_features
@@ -368,18 +369,24 @@ def _read_objects(opened: RawTables, name: str, selection: NamedColumns) -> Obje
         split: table.select_columns([column]).cast_column(column, undecoded_objects) for split, table in splits.items()
     }
     raw = {split: [_read_objects_of_row(row, fields) for row in table[column]] for split, table in columns.items()}
-    values = [value for rows in raw.values() for row in rows if isinstance(row, dict) for value in row["category"]]
-    kinds = {type(value) for value in values}
-    if len(kinds) > 1 or not kinds <= {int, str}:
-        types = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise UserError(f"the categories of '{name}' have the type {types}; write whole numbers or names")
     names = getattr(fields["category"][1], "names", None)
-    categories: list[Any] = sorted(set(values)) if names is None else list(range(len(names)))
+    used_categories = _list_categories(raw, name)
+    categories: list[Any] = used_categories if names is None else list(range(len(names)))
     images = {split: _extract_column(table, image, "image") for split, table in splits.items()}
     images = encode_images(images, "image", name, notes)
     numbers = {category: number for number, category in enumerate(categories)}
     label_names = normalize_label(list(map(str, names or categories)))
     return ObjectTables(images, label_names, notes, objects=raw, numbers=numbers)
+
+
+def _list_categories(raw: Mapping[str, list[RawObjects | str]], name: str) -> list[Any]:
+    """Return the distinct categories of all objects, sorted; raise UserError if they mix numbers and names."""
+    values = [value for rows in raw.values() for row in rows if isinstance(row, dict) for value in row["category"]]
+    kinds = {type(value) for value in values}
+    if len(kinds) > 1 or not kinds <= {int, str}:
+        types = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise UserError(f"the categories of '{name}' have the type {types}; write whole numbers or names")
+    return sorted(set(values))
 
 
 def _select_annotated(opened: RawTables, column: str, name: str) -> "tuple[dict[str, Dataset], list[str]]":

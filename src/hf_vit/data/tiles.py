@@ -59,7 +59,9 @@ class Tiles:
     def boxes(self) -> list[tuple[int, int, int, int]]:
         """(left, top, right, bottom) px of every tile, row by row."""
         height, width = self._tile
-        return [(left, top, left + width, top + height) for top in self._starts(0) for left in self._starts(1)]
+        return [
+            (left, top, left + width, top + height) for top in self._find_starts(0) for left in self._find_starts(1)
+        ]
 
     def crops(self, image: Any) -> Iterator[Image.Image]:
         """Yield the tiles as Pillow images, one at a time.
@@ -79,7 +81,7 @@ class Tiles:
 
         Weights fall towards inner edges, and sum to 1 at every pixel of the image.
         """
-        rows, columns = self._shares(0), self._shares(1)
+        rows, columns = self._weigh_axis(0), self._weigh_axis(1)
         for row in rows:
             for column in columns:
                 yield torch.from_numpy(np.outer(row, column).astype(np.float32))
@@ -139,7 +141,7 @@ class Tiles:
         boxes_of_tiles, at_edge_of_tiles = [], []
         for tile, objects in zip(self.boxes, found, strict=True):
             boxes_of_tiles.append(objects["boxes"] + objects["boxes"].new_tensor([*tile[:2], *tile[:2]]))
-            at_edge_of_tiles.append(self._at_inner_edge(boxes_of_tiles[-1], tile))
+            at_edge_of_tiles.append(self._is_at_inner_edge(boxes_of_tiles[-1], tile))
         boxes, at_edge = torch.cat(boxes_of_tiles), torch.cat(at_edge_of_tiles)
         scores, labels = (torch.cat([objects[name] for objects in found]) for name in ("scores", "labels"))
         selected_boxes = batched_nms(boxes, scores, labels, iou_threshold)
@@ -156,7 +158,7 @@ class Tiles:
     def _tile(self) -> tuple[int, int]:
         return min(self.tile_size[0], self.image_size[0]), min(self.tile_size[1], self.image_size[1])
 
-    def _starts(self, axis: int) -> list[int]:
+    def _find_starts(self, axis: int) -> list[int]:
         """Return the first pixel of every row (axis 0) or column (axis 1) of tiles."""
         length, side = self.image_size[axis], self._tile[axis]
         if length == side:
@@ -164,10 +166,10 @@ class Tiles:
         count = -(-(length - self.overlap) // (side - self.overlap))
         return [(length - side) * number // (count - 1) for number in range(count)]
 
-    def _shares(self, axis: int) -> "list[np.ndarray[Any, Any]]":
+    def _weigh_axis(self, axis: int) -> "list[np.ndarray[Any, Any]]":
         """Return the weights of every tile along an axis; the weights of overlapping tiles sum to 1."""
         length, side = self.image_size[axis], self._tile[axis]
-        tile_starts = self._starts(axis)
+        tile_starts = self._find_starts(axis)
         positions = np.arange(side)
         ramps: list[np.ndarray[Any, Any]] = []
         for start in tile_starts:
@@ -179,7 +181,7 @@ class Tiles:
             total[start : start + side] += ramp
         return [ramp / total[start : start + side] for start, ramp in zip(tile_starts, ramps, strict=True)]
 
-    def _at_inner_edge(self, boxes: torch.Tensor, tile: tuple[int, int, int, int]) -> torch.Tensor:
+    def _is_at_inner_edge(self, boxes: torch.Tensor, tile: tuple[int, int, int, int]) -> torch.Tensor:
         """Return whether each of n boxes, [n, 4] px of the image, is within 1 px of an inner edge of its tile."""
         height, width = self.image_size
         inner = [tile[0] > 0, tile[1] > 0, tile[2] < width, tile[3] < height]

@@ -433,6 +433,7 @@ class _DirectTorchvision:
         self.mean, self.std = ((torch.tensor(values) * (1.0 / factor))[:, None, None] for values in mean_and_std)
 
     def __call__(self, image: Image.Image, output: torch.Tensor) -> torch.Tensor:
+        """Resize and scale an image into `output`, [3, H, W], and return it."""
         from torchvision.transforms.v2 import functional as resizing
 
         pixels = _share_pixels(image).permute(2, 0, 1)

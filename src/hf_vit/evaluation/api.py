@@ -19,7 +19,7 @@ from hf_vit.evaluation.prediction import (
 )
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.runners import open_runner, prepare_engine
-from hf_vit.families import DenseTask, regression_reason
+from hf_vit.families import DenseTask, find_regression_reason
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import describe_engine
 from hf_vit.loading.outputs import get_dense_task
@@ -130,6 +130,37 @@ def predict(
     if runner == "ray" and (is_dense or not is_named):
         kind = "a segmentation or detection model" if is_named else "a model object"
         raise UserError(f"--runner ray does not work with {kind}; leave --runner ray out")
+    _check_prediction_options(is_dense, tiles, draft, max_num_patches)
+    options: dict[str, Any] = {"batch_size": batch_size, "skip_bad_images": skip_bad_images or output is not None}
+    with open_runner(runner, address, device) as ray:
+        if is_dense:
+            options |= {"threshold": threshold, "tiles": tiles}
+            predictions = iterate_predictions(load_model(model, device), image_paths, **options)
+            return list(predictions) if output is None else write_dense_predictions(predictions, output)
+        subject = load_model(model, device if ray is None else "cpu", as_classifier=True)
+        reason = find_regression_reason(subject.model)
+        if report is not None and reason is not None:
+            report(
+                f"{subject.name} is a regression model ({reason}), so its scores are predicted values, not "
+                "probabilities"
+            )
+        if max_num_patches is None and not draft:
+            max_num_patches = find_max_patches(subject)
+        if max_num_patches is not None:
+            subject = keep_image_sizes(subject, max_num_patches)
+            optimize = False
+        count = sum(1 for _ in list_image_files(image_paths)) if optimize and is_named else None
+        engine, remote = prepare_engine(subject, model, count, ray, optimize=optimize, max_num_patches=max_num_patches)
+        if engine is not None and report is not None:
+            report(describe_engine(engine))
+        options |= {"top": top, "draft": draft, "remote": remote}
+        if output is not None:
+            return write_predictions(subject, image_paths, output, **options)
+        return list(iterate_predictions(subject, image_paths, **options))
+
+
+def _check_prediction_options(is_dense: bool, tiles: bool, draft: bool, max_num_patches: int | None) -> None:
+    """Raise a UserError for options of `predict` that do not work with the model or with each other."""
     if tiles and not is_dense:
         raise UserError(
             "--tiles only works for segmentation and detection, but this is a classifier; leave --tiles out"
@@ -139,31 +170,6 @@ def predict(
     if max_num_patches is not None and (is_dense or draft):
         other = "--draft" if draft else "segmentation and detection"
         raise UserError(f"--max-num-patches does not work with {other}; leave --max-num-patches out")
-    options: dict[str, Any] = {"batch_size": batch_size, "skip_bad_images": skip_bad_images or output is not None}
-    with open_runner(runner, address, device) as ray:
-        if is_dense:
-            options |= {"threshold": threshold, "tiles": tiles}
-            predictions = iterate_predictions(load_model(model, device), image_paths, **options)
-            return list(predictions) if output is None else write_dense_predictions(predictions, output)
-        subject = load_model(model, device if ray is None else "cpu", as_classifier=True)
-        if report is not None and (reason := regression_reason(subject.model)) is not None:
-            report(
-                f"{subject.name} is a regression model ({reason}), so its scores are predicted values, not "
-                "probabilities"
-            )
-        if max_num_patches is None and not draft:
-            max_num_patches = find_max_patches(subject)
-        if max_num_patches is not None:
-            subject, optimize = keep_image_sizes(subject, max_num_patches), False
-        count = sum(1 for _ in list_image_files(image_paths)) if optimize and is_named else None
-        kept: Any = {"optimize": optimize, "max_num_patches": max_num_patches}
-        engine, remote = prepare_engine(subject, model, count, ray, **kept)
-        if engine is not None and report is not None:
-            report(describe_engine(engine))
-        options |= {"top": top, "draft": draft, "remote": remote}
-        if output is not None:
-            return write_predictions(subject, image_paths, output, **options)
-        return list(iterate_predictions(subject, image_paths, **options))
 
 
 def _find_dense_task(model: Any) -> DenseTask | None:

@@ -180,7 +180,6 @@ def embed(
             was killed. Complete files are kept.
     """
     from hf_vit.data import load_data
-    from hf_vit.data.fingerprints import short_digests
 
     if min(top, batch_size, rows_per_file, 1 if num_processes is None else num_processes) < 1:
         raise UserError(
@@ -189,17 +188,10 @@ def embed(
         )
     if draft and (streaming or max_num_patches is not None):
         raise UserError("--draft cannot be combined with --streaming or --max-num-patches; leave --draft out")
-    refuse_output_in(data, output)
-    folder = OutputFolder.from_address(output)
-    existing = sorted(folder.names())
-    if existing and MANIFEST_NAME not in existing:
-        raise UserError(f"the output folder {folder} holds other files ({existing[0]}); choose a new or empty folder")
+    folder = _open_output(data, output)
     named_model = NamedModel(model, max_num_patches)
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
-    if (choice := FeatureChoice.parse(features, layers, norm)) is not None:
-        if predictions:
-            raise UserError("--features are embeddings, not classes; leave --predictions out, or leave --features out")
-        settings = replace(settings, features=choice.kind, layers=choice.layers, norm=choice.norm)
+    settings = _set_features(settings, FeatureChoice.parse(features, layers, norm))
     with open_runner(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
         subject = _load(named_model, settings, device if ray is None else "cpu")
@@ -227,9 +219,7 @@ def embed(
             _write_or_check_manifest(folder, manifest)
         finished_files = folder.names()
         missing = [part for part in parts if part.name not in finished_files]
-        selected_splits = {split: images.splits[split] for split in selected}
-        digests = {split: short_digests(images.seen[split]) for split in selected if split in images.seen}
-        job = Job(named_model, selected_splits, images.readers, images.label_names, settings, digests)
+        job = Job.from_data(named_model, images, selected, settings)
         if ray is not None:
             finished_parts = _write_on_ray(replace(ray, model=named_model), job, missing, subject, folder)
         elif (num_processes or 1) > 1:
@@ -239,15 +229,37 @@ def embed(
             if missing and settings.engine is not None:
                 make_faster(subject, settings.engine)
             finished_parts = (job.process(part, subject, folder) for part in missing)
-        skipped, done_before = list[str](), len(parts) - len(missing)
-        for number, left_out in enumerate(finished_parts, start=done_before + 1):
-            skipped += left_out
+        done_before = len(parts) - len(missing)
+        skipped = set[str]()
+        for number, skipped_in_part in enumerate(finished_parts, start=done_before + 1):
+            skipped.update(skipped_in_part)
             if report is not None:
                 report(number, len(parts))
         rows = _finish(folder, parts, manifest, time.perf_counter() - start, device)
-    left_out = sorted({*images.skipped, *skipped})
+    skipped.update(images.skipped)
     names = [part.name for part in parts]
-    return Embedded(folder.path or str(folder), names, rows, done_before, left_out, images.notes, settings.engine)
+    return Embedded(
+        folder.path or str(folder), names, rows, done_before, sorted(skipped), images.notes, settings.engine
+    )
+
+
+def _open_output(data: str, output: str | Path) -> "OutputFolder":
+    """Open the output folder; raise UserError if it holds anything but results of `embed`, or is among the data."""
+    refuse_output_in(data, output)
+    folder = OutputFolder.from_address(output)
+    names = sorted(folder.names())
+    if names and MANIFEST_NAME not in names:
+        raise UserError(f"the output folder {folder} holds other files ({names[0]}); choose a new or empty folder")
+    return folder
+
+
+def _set_features(settings: Settings, choice: FeatureChoice | None) -> Settings:
+    """Return the settings with the features of --features, if it was given."""
+    if choice is None:
+        return settings
+    if settings.predictions:
+        raise UserError("--features are embeddings, not classes; leave --predictions out, or leave --features out")
+    return replace(settings, features=choice.kind, layers=choice.layers, norm=choice.norm)
 
 
 def _write_on_ray(
@@ -337,6 +349,15 @@ class Job:
     settings: Settings
     digests: "Mapping[str, NDArray[np.uint64]]"  # split -> short digests of its images
 
+    @classmethod
+    def from_data(cls, model: NamedModel, images: "ImageData", splits: list[str], settings: Settings) -> "Job":
+        """Return the job of a model and the images of some splits."""
+        from hf_vit.data.fingerprints import short_digests
+
+        selected = {split: images.splits[split] for split in splits}
+        digests = {split: short_digests(images.seen[split]) for split in splits if split in images.seen}
+        return cls(model, selected, images.readers, images.label_names, settings, digests)
+
     def batches(self, part: Part, prepare: "Callable[[Sequence[Image]], Any]") -> Iterator[tuple[Any, Rows]]:
         """Yield prepared batches of a part with their rows; the last one only names the images skipped at the end."""
         reader = self.readers[part.split][1] if part.split in self.readers else None
@@ -375,7 +396,7 @@ class Job:
                 columns["embedding"] = [list(image) if image.ndim > 1 else image for image in images]
             else:
                 columns["embedding"] = list(compute_features(subject.model, pixel_values))
-        return pa.Table.from_pydict(columns, schema=self._schema(subject)), rest.skipped
+        return pa.Table.from_pydict(columns, schema=self._make_schema(subject)), rest.skipped
 
     def process(self, part: Part, subject: "LoadedModel", folder: "OutputFolder") -> list[str]:
         """Run the model on a part in this process and write its file; return the names of skipped images."""
@@ -390,7 +411,7 @@ class Job:
         from pyarrow import parquet
 
         content, skipped, waiting = pa.BufferOutputStream(), list[str](), list[pa.Table]()
-        with parquet.ParquetWriter(content, self._schema(subject)) as writer:
+        with parquet.ParquetWriter(content, self._make_schema(subject)) as writer:
             for table, left_out in answers:
                 skipped += left_out
                 if table is not None:
@@ -401,7 +422,7 @@ class Job:
         folder.write(part.name, content.getvalue().to_pybytes())
         return skipped
 
-    def _schema(self, subject: "LoadedModel") -> "pa.Schema":
+    def _make_schema(self, subject: "LoadedModel") -> "pa.Schema":
         """Return the columns of the files, with the model's fingerprint as metadata."""
         import pyarrow as pa
 
@@ -618,6 +639,7 @@ class OutputFolder:
         return {path.removeprefix(prefix) for path in paths if path.startswith(prefix) and path != prefix}
 
     def open(self, name: str) -> IO[bytes]:
+        """Open a file of the folder for reading."""
         if self.path is not None:
             return (self.path / name).open("rb")
         store, folder = self._open_store()
@@ -626,6 +648,7 @@ class OutputFolder:
             return store.open(f"{folder}/{name}", "rb")
 
     def write(self, name: str, content: bytes) -> None:
+        """Write a file in one move; create the folder if needed."""
         if self.path is None:
             write_object(f"{self}/{name}", content)
             return

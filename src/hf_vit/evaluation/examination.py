@@ -25,7 +25,7 @@ from hf_vit.evaluation.reading import (
     compute_logits,
     evaluation_mode,
     explain_model_errors,
-    image_batches,
+    iterate_batches,
     show_progress,
     undecode_images,
 )
@@ -185,7 +185,7 @@ class Examination:
 
         With `choice` they are those features.
         """
-        features, labels = self._features(partial(_compute_last_features, self.choice), split, rows)
+        features, labels = self._compute_features(partial(_compute_last_features, self.choice), split, rows)
         return features[PRE_LOGITS], labels
 
     def depth_features(self, split: str) -> tuple[Features, NDArray[np.int64]]:
@@ -196,9 +196,9 @@ class Examination:
         if self.choice is not None:
             features, labels = self.features(split)
             return {f"{self.choice.kind} of {self.choice.layers}": features}, labels
-        return self._features(_compute_depth_features, split)
+        return self._compute_features(_compute_depth_features, split)
 
-    def _features(
+    def _compute_features(
         self, compute: Compute, split: str, rows: Sequence[int] | None = None
     ) -> tuple[Features, NDArray[np.int64]]:
         """Compute features by name, and the classes of the data."""
@@ -257,7 +257,7 @@ class Examination:
             work = _RowWork(compute, table, collate, self.batch_size, digests)
             batches: Any = (answer for _, answer in self.remote.run(work, work.parts(), self.subject))
         else:
-            loaded = image_batches(table, self.batch_size, collate, self.num_workers)
+            loaded = iterate_batches(table, self.batch_size, collate, self.num_workers)
             batches = ((compute_output(compute, values, self.subject), *rest) for values, *rest in loaded)
         with evaluation_mode(self.subject.model):
             for batch in show_progress(batches, num_rows, title, self.progress):
@@ -297,7 +297,7 @@ class _RowWork:
             for stored_image, digest in zip(rows["image"], self.digests[part], strict=True):
                 if stored_image["bytes"] is None:  # images inside the table cannot have changed
                     refuse_changed(stored_image["path"], hash_file(stored_image["path"]), digest)
-        for pixel_values, labels, images in image_batches(rows, self.batch_size, self.collate):
+        for pixel_values, labels, images in iterate_batches(rows, self.batch_size, self.collate):
             yield pixel_values, (labels, [make_thumbnail(image) for image in images])
 
     def answer(self, pixel_values: Any, rest: tuple[Any, ...], subject: LoadedModel) -> tuple[Any, ...]:

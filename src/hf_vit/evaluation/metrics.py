@@ -72,7 +72,9 @@ class ClassificationMetrics(evaluate.Metric):
         batch = {"predictions": predictions, "references": references, **kwargs}
         missing = [name for name in _COLUMNS if batch.get(name) is None]
         if missing or len(batch) > len(_COLUMNS):
-            raise ValueError(f"the batch has the columns {sorted(batch)}, without {missing}; give {list(_COLUMNS)}")
+            raise ValueError(
+                f"the batch has the columns {sorted(batch)}, but lacks {missing}; give all of {list(_COLUMNS)}"
+            )
         columns: dict[str, NDArray[Any]] = {name: np.asarray(values) for name, values in batch.items()}
         sizes = {name: len(array) for name, array in columns.items()}
         if len(set(sizes.values())) > 1:
@@ -92,7 +94,7 @@ class ClassificationMetrics(evaluate.Metric):
             self.add_batch(predictions=predictions, references=references, **kwargs)
         if not self.count:
             raise ValueError("no image was added yet; call add_batch before the results are read")
-        result = self._result()
+        result = self._compute_result()
         self.reset()
         return result
 
@@ -144,7 +146,7 @@ class ClassificationMetrics(evaluate.Metric):
         if self._stored is not None:
             self._stored.append((references, probabilities))
 
-    def _result(self) -> dict[str, Any]:
+    def _compute_result(self) -> dict[str, Any]:
         """Compute all metrics from the sums."""
         size = len(self.label_names)
         images, hits = np.zeros((2, size), dtype=np.int64)

@@ -267,6 +267,22 @@ def iterate_predictions(
     yield from chain.from_iterable(answers)
 
 
+def _make_schema(subject: LoadedModel, top: int) -> Any:
+    """Return the columns of the table that `write_predictions` writes."""
+    import pyarrow as pa
+
+    kind = problem_type_of(subject.model)
+    num_classes = len(subject.label_sets[-1]) if subject.label_sets else 1
+    num_scores = num_classes if kind == "regression" else min(top, num_classes)
+    columns: list[Any] = [("image", pa.string())]
+    for rank in range(1, max(num_scores, 1) + 1):
+        suffix = "" if rank == 1 else f"_{rank}"
+        columns += [(f"label{suffix}", pa.string()), (f"score{suffix}", pa.float64())]
+    if kind == "multi_label_classification":
+        columns.append(("labels", pa.string()))
+    return pa.schema([*columns, ("problem", pa.string())])
+
+
 def write_predictions(
     subject: LoadedModel, paths: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], **options: Any
 ) -> list[Prediction]:
@@ -283,13 +299,7 @@ def write_predictions(
     if path.suffix not in writers:
         raise UserError(f"the output {path} is not a table; give a file name that ends in {' or '.join(writers)}")
     predictions = iterate_predictions(subject, paths, **options)
-    classes = len(subject.label_sets[-1]) if subject.label_sets else 1
-    kind = problem_type_of(subject.model)
-    score_count = classes if kind == "regression" else min(options.get("top", 5), classes)
-    endings = ["", *(f"_{rank}" for rank in range(2, score_count + 1))]
-    columns = [column for end in endings for column in ((f"label{end}", pa.string()), (f"score{end}", pa.float64()))]
-    label_list_columns = [("labels", pa.string())] if kind == "multi_label_classification" else []
-    schema = pa.schema([("image", pa.string()), *columns, *label_list_columns, ("problem", pa.string())])
+    schema = _make_schema(subject, options.get("top", 5))
     unreadable: list[Prediction] = []
     with _open_table(path) as temporary, writers[path.suffix](temporary, schema) as writer:
         while batch := list(islice(predictions, _ROWS)):
@@ -424,11 +434,13 @@ def list_image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path |
 
     suffixes = Image.registered_extensions()
     for source in paths:
-        path, is_remote = to_path(source), is_store_url(source)
+        path = to_path(source)
+        is_remote = is_store_url(source)
         notes: list[str] = []
         if has_magic(str(source)) and (is_remote or not path.exists()):
             matching = match_objects(str(source)) if is_remote else sorted(map(Path, glob(str(source), recursive=True)))
-            files = [entry for entry in matching if entry.suffix.lower() in suffixes and (is_remote or entry.is_file())]
+            images = [entry for entry in matching if entry.suffix.lower() in suffixes]
+            files = images if is_remote else [image for image in images if image.is_file()]
             if not files:
                 files, notes = _list_idx(matching, str(source))
             if not files:

@@ -98,7 +98,7 @@ class RayRunner:
         context.enable_progress_bars = context.print_on_execution_start = False
         context.execution_no_progress_timeout_s = _SILENCE
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-        with _one_line_errors():
+        with _shorten_errors():
             with ray.data.DataContext.current(context):
                 numbers = ray.data.range(len(parts), override_num_blocks=len(parts))
                 batches = numbers.map_batches(read, batch_size=None, fn_args=[cargo], num_cpus=_READER_CORES)
@@ -165,6 +165,7 @@ class _Model:
     subject: "LoadedModel | None" = None
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer for a batch; a failure travels as an answer, so that the main process raises it."""
         answer = pickle.loads(batch["rest"][0])
         if not isinstance(answer, _Failure):
             try:
@@ -230,7 +231,7 @@ def run_independent(
     try:
         while waiting:
             done, _ = ray.wait([*waiting], num_returns=1)
-            with _one_line_errors():
+            with _shorten_errors():
                 result = ray.get(done[0])
             yield waiting.pop(done[0]), result
     finally:
@@ -275,7 +276,7 @@ def change_folder(folder: str) -> None:
 
 
 @contextmanager
-def _one_line_errors() -> Generator[None]:
+def _shorten_errors() -> Generator[None]:
     """Raise errors of other processes as if they were raised here, and turn errors of Ray into one line."""
     try:
         yield
@@ -350,7 +351,7 @@ def _connect(address: str) -> None:
     try:
         if address not in ("local", "auto"):  # without an answer Ray itself would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
-        with _no_stderr():
+        with _silence_stderr():
             ray.init(address=address, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
     except (OSError, RuntimeError, ValueError, OverflowError) as error:
         with suppress(Exception):
@@ -369,7 +370,7 @@ def _connect(address: str) -> None:
 
 
 @contextmanager
-def _no_stderr() -> Generator[None]:
+def _silence_stderr() -> Generator[None]:
     """Discard messages of C++ code on standard error."""
     stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -44,17 +44,17 @@ class NamedModel:
     engine: str | None = None
 
     def load(self, device: str | None) -> "LoadedModel":
-        """Load the model on a device."""
+        """Load the model on a device, with images in their own size or optimized, as the fields say."""
         from hf_vit.loading.model import load_model
         from hf_vit.loading.optimizing import optimize
         from hf_vit.loading.pixels import keep_image_sizes
 
-        subject = load_model(self.model, device)
+        loaded = load_model(self.model, device)
         if self.max_num_patches is not None:
-            subject = keep_image_sizes(subject, self.max_num_patches)
+            loaded = keep_image_sizes(loaded, self.max_num_patches)
         if self.engine is not None:
-            optimize(subject, self.engine)
-        return subject
+            optimize(loaded, self.engine)
+        return loaded
 
 
 def undecode_images(table: Any) -> Any:
@@ -177,7 +177,7 @@ def _reduce(image: "Image") -> "Image":
     return image.reduce(factor) if factor > 1 else image
 
 
-def image_batches(
+def iterate_batches(
     dataset: Any, batch_size: int, collate: Callable[..., Any], num_workers: int = 0
 ) -> "Iterable[tuple[torch.Tensor, torch.Tensor, list[Image]]]":
     """Iterate over the batches of a table or stream in order, collated with `collate`."""

@@ -79,7 +79,7 @@ def render_card(
     name = one_line(repo_id or _read_repo_id(folder) or folder.resolve().name)
     license = license or read_license(folder) or find_base_license(facts)
     metadata = make_metadata(config, facts, name, license, list_examples(folder))
-    context = make_sections(folder, config, facts, share_images, on_hub="/" in name) | _usage_examples(
+    context = make_sections(folder, config, facts, share_images, on_hub="/" in name) | _make_usage_examples(
         folder, config, name
     )
     template = resources.files("hf_vit.model_cards").joinpath("card_template.md").read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ def render_card(
     return card.render(**card_values, **context).rstrip() + "\n"
 
 
-def _usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[str, object]:
+def _make_usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[str, object]:
     """Return the card's examples: with hf_vit, with the code beside the weights, and the commands."""
 
     def block(architecture: Architecture) -> Markdown:

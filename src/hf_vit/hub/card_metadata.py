@@ -206,7 +206,7 @@ def make_metadata(
     datasets = {name for record in trainings if record.data and (name := find_hub_dataset(record.data))}
     bases, relation = _find_base_models(config, trainings)
     emissions = _describe_emissions(trainings[-1]) if trainings else None
-    task = _pipeline_tag(config)
+    task = _find_pipeline_tag(config)
     files = f"{redact_message(constants.ENDPOINT)}/{repo}/resolve/main"
     widget = [
         {"src": f"{files}/{quote(path)}", "example_title": one_line(PurePath(path).stem)}
@@ -228,7 +228,7 @@ def make_metadata(
     )
 
 
-def _pipeline_tag(config: ModelConfig) -> str | None:
+def _find_pipeline_tag(config: ModelConfig) -> str | None:
     """Return the Hub's name of the task; None for image regression, for which the Hub has no name."""
     if config.dense_head is not None:
         return TASK_TYPES[config.dense_head.task]

@@ -107,15 +107,17 @@ def make_sections(
         share_images: include plots that show images of the data.
         on_hub: whether the folder is or becomes a Hub repository, so that links must not lead out of it.
     """
-    values = _model_section(folder, config) | _origin_sections(facts) | _evaluation_sections(folder, facts)
-    values["page"] = _page_link(facts, None if on_hub else folder)
+    values = (
+        _make_model_section(folder, config) | _make_origin_sections(facts) | _make_evaluation_sections(folder, facts)
+    )
+    values["page"] = _find_page_link(facts, None if on_hub else folder)
     if not share_images:
         for name in ("pictures", "measured_pictures", "analyses"):
             values[name] = [(file, title) for file, title in values[name] if not shows_images(file)]
     return values
 
 
-def _model_section(folder: Path, config: ModelConfig) -> dict[str, Any]:
+def _make_model_section(folder: Path, config: ModelConfig) -> dict[str, Any]:
     """Return architecture, head, size and classes of the model."""
     # An export may use transformers' own ViT, which is our plain family.
     backbone = config.backbone
@@ -169,20 +171,20 @@ def _format_flops(config: ModelConfig) -> str | None:
     return f"{flops / 1e9:.4g} GFLOPs" if flops >= 1e9 else f"{flops / 1e6:.4g} MFLOPs"
 
 
-def _origin_sections(facts: Facts) -> dict[str, Any]:
+def _make_origin_sections(facts: Facts) -> dict[str, Any]:
     """Return how the weights were trained and converted."""
     training, conversion = facts.latest("training"), facts.latest("conversion")
     base_model, recipe = (training.values.get(name) if training else None for name in ("base_model", "recipe"))
     return {
-        "training": _run_section(training, skipped_keys=("recipe", "base_model", "parameters", "space", "page")),
+        "training": _make_run_section(training, skipped_keys=("recipe", "base_model", "parameters", "space", "page")),
         "base_model": code_span(base_model) if base_model else None,
-        "recipe": _make_rows(_active_settings(recipe)) if isinstance(recipe, dict) else [],
-        "conversion": _run_section(conversion, skipped_keys=("parameters", "verification", "space", "page")),
+        "recipe": _make_rows(_drop_inactive_settings(recipe)) if isinstance(recipe, dict) else [],
+        "conversion": _make_run_section(conversion, skipped_keys=("parameters", "verification", "space", "page")),
         "parity": _make_rows(conversion.values.get("verification")) if conversion else [],
     }
 
 
-def _active_settings(recipe: Mapping[str, object]) -> dict[str, object]:
+def _drop_inactive_settings(recipe: Mapping[str, object]) -> dict[str, object]:
     """Return a recipe without settings that are switched off, or that depend on one that is."""
     active = {name: value for name, value in recipe.items() if value or name not in _SWITCHES}
     if not recipe.get("sam_rho"):
@@ -195,7 +197,7 @@ def _active_settings(recipe: Mapping[str, object]) -> dict[str, object]:
     return active
 
 
-def _page_link(facts: Facts, folder: Path | None) -> Markdown | None:
+def _find_page_link(facts: Facts, folder: Path | None) -> Markdown | None:
     """Return a link to the Space or page that shows the model, as its latest training or conversion names it.
 
     Args:
@@ -225,7 +227,7 @@ def _read_origin_value(facts: Facts, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _run_section(record: Record | None, skipped_keys: Sequence[str]) -> dict[str, Any] | None:
+def _make_run_section(record: Record | None, skipped_keys: Sequence[str]) -> dict[str, Any] | None:
     """Return the command, data, machine and further values of a training or conversion."""
     if record is None:
         return None
@@ -256,7 +258,7 @@ def _make_rows(values: object, prefix: str = "") -> list[tuple[str, str]]:
     return rows
 
 
-def _evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
+def _make_evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
     """Return results, plots and further measurements of the current weights."""
     results = select_evaluations(facts)
     main = select_main_evaluation(facts)
@@ -269,9 +271,10 @@ def _evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
     is_listed = isinstance(per_class, dict) and len(per_class) <= _MAX_LISTED_CLASSES
     plots = cast(Sequence[object], with_plots[-1].values["pictures"]) if with_plots else ()
     return {
-        "results": [_result_row(record, training, results) for record in results],
+        "results": [_make_result_row(record, training, results) for record in results],
         "warnings": [
-            f"{_distinct_data_name(record, results)}, split {record.data.split if record.data else None}: {warning}."
+            f"{_make_distinct_data_name(record, results)}, split "
+            f"{record.data.split if record.data else None}: {warning}."
             for record in results
             if isinstance(warnings := record.values.get("warnings"), list)
             for warning in warnings
@@ -287,18 +290,18 @@ def _evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
             (Markdown(name), title) for name, title in _PICTURES.items() if name in plots and (folder / name).is_file()
         ],
         "pictured": _describe_data(with_plots[-1]) if with_plots else None,
-        "measurements": _headline_rows(current_records),
+        "measurements": _make_headline_rows(current_records),
         "measured_pictures": _list_plots(folder, [record for record in current_records if record.kind == "evaluation"]),
         "analyses": _list_plots(folder, [record for record in current_records if record.kind == "analysis"]),
     }
 
 
-def _result_row(record: Record, training: Record | None, all_results: Sequence[Record]) -> dict[str, Any]:
+def _make_result_row(record: Record, training: Record | None, all_results: Sequence[Record]) -> dict[str, Any]:
     """Return one row of the results table."""
     values, data = record.values, record.data
     seed = training.seed if training else None
     return {
-        "data": _distinct_data_name(record, all_results),
+        "data": _make_distinct_data_name(record, all_results),
         "split": (data.split if data else None) or "-",
         "images": _format_count(data.size if data else None) or "-",
         "training_seed": "-" if seed is None else seed,
@@ -308,7 +311,7 @@ def _result_row(record: Record, training: Record | None, all_results: Sequence[R
     }
 
 
-def _distinct_data_name(record: Record, all_results: Sequence[Record]) -> str:
+def _make_distinct_data_name(record: Record, all_results: Sequence[Record]) -> str:
     """Return the data set's name, with its fingerprint if results of another version of that data set are listed."""
     if record.data is None:
         return "unnamed"
@@ -317,7 +320,7 @@ def _distinct_data_name(record: Record, all_results: Sequence[Record]) -> str:
     return name if len(fingerprints) < 2 else f"{name} ({record.data.fingerprint})"
 
 
-def _headline_rows(records: Sequence[Record]) -> list[tuple[str, str, str | None, str]]:
+def _make_headline_rows(records: Sequence[Record]) -> list[tuple[str, str, str | None, str]]:
     """Return the latest (name, percentage, data, date) of every headline metric and data set."""
 
     def numbers_in_order(name: str) -> list[str | int]:  # "5-shot" before "10-shot"

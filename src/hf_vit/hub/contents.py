@@ -467,11 +467,7 @@ def list_missing_facts(folder: Path) -> list[str]:
 
 
 def list_plots(folder: Path, card: str) -> set[str]:
-    """Return the local images that the card shows, as paths in the folder.
-
-    Raises:
-        UserError: an image is missing.
-    """
+    """Return the local images that the card shows, as paths in the folder; raise a UserError if an image is missing."""
     plots = _parse_plots(card)
     for name in sorted(plots):
         if not (folder / check_file_name(name, "the card")).is_file():

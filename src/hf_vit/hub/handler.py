@@ -83,6 +83,7 @@ class EndpointHandler:
         self.is_regression = config.problem_type == "regression" or is_value
 
     def __call__(self, data: dict[str, Any]) -> list[Any]:
+        """Answer a request {"inputs": image or list of images, "parameters": options}; one image gets one answer."""
         inputs = data.get("inputs")
         options = self._check_parameters(data.get("parameters") or {})
         if inputs is None:
@@ -116,10 +117,14 @@ class EndpointHandler:
                 raise ValueError
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(
-                f"top_k is {top_k!r:.100} and threshold {threshold!r:.100}; give numbers, such as 5 and 0.5"
+                f"top_k is {top_k!r:.100} and threshold {threshold!r:.100}; give numbers, such "
+                "as top_k 5 and threshold 0.5"
             ) from error
         if (count is not None and count < 1) or not 0 <= options["threshold"] <= 1:
-            raise ValueError(f"top_k is {top_k!s:.100} and threshold {threshold!s:.100}; give at least 1, and 0 to 1")
+            raise ValueError(
+                f"top_k is {top_k!s:.100} and threshold {threshold!s:.100}; give a top_k of at "
+                "least 1 and a threshold from 0 to 1"
+            )
         return options
 
     def _answer(
@@ -326,6 +331,7 @@ class _PublicConnection(http.client.HTTPSConnection):
         self.deadline = deadline
 
     def connect(self) -> None:
+        """Connect to the host by TLS; raise a ValueError if its address is not public."""
         # The checked address itself is connected to: another look-up could give another one.
         addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(self.host, self.port, socket.AF_INET)]
         if not all(ipaddress.ip_address(address).is_global for address in addresses):

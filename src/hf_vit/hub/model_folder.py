@@ -84,11 +84,7 @@ class ModelConfig(BaseModel):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read config.json of a model folder.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
+    """Read config.json of a model folder; raise a UserError if the file is missing or damaged."""
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         refuse_huge(content, str(folder))

@@ -74,7 +74,7 @@ def _make_entries(record: Record, repo: str) -> "list[EvalResult]":
     if (protocol := find_protocol(record)) is None:
         return []
     data = record.data or DataFact(name="unnamed")
-    name, source = one_line(data.name), _facts_url(repo)
+    name, source = one_line(data.name), _make_facts_url(repo)
     metric, metrics = PUBLISHED[protocol]
     data_arguments = {"fingerprint": data.fingerprint, "num_images": data.size}
     return [
@@ -102,7 +102,7 @@ def make_results_file(records: Sequence[Record], repo: str) -> bytes | None:
     import yaml
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
-    source = _facts_url(repo)
+    source = _make_facts_url(repo)
     entries = [
         EvalResultEntry(
             dataset_id=dataset,
@@ -135,7 +135,7 @@ def _find_configuration(data: DataFact) -> str | None:
     return (data.name.partition(":")[2] or None) if find_hub_dataset(data) else None
 
 
-def _facts_url(repo: str) -> str | None:
+def _make_facts_url(repo: str) -> str | None:
     """Return the URL of facts.json in the repository; None for a name without a user."""
     from huggingface_hub import constants
 

@@ -181,8 +181,8 @@ def push_to_hub(
     public_texts = {"name": repo_id, "branch": revision, "tag": tag, "title": message, "collection": collection}
     for name, value in public_texts.items():
         if value is not None and (token_kind := find_secret(value)) is not None:
-            raise UserError(f"the {name} looks like {token_kind} and would be public; choose another one")
-    sdk = "static" if space is True else space or None
+            raise UserError(f"the {name} looks like {token_kind} and would be public; choose another {name}")
+    sdk: str | None = "static" if space is True else space or None
     if sdk not in (None, "static", "gradio"):
         raise UserError(f"unknown kind of Space '{sdk}'; give static for a page, or gradio for a model")
     if sdk == "static" and max_shard_size != _SHARD_SIZE:
@@ -193,29 +193,22 @@ def push_to_hub(
             report(one_line(line))  # one line, as it may contain text from the server
 
     push = Push(repo_id, private, revision, create_pr, tag, collection, token, sdk, report_line)
-    with _shards_folder() as scratch:
-        folder = scratch / "model" / repo_id.rpartition("/")[2]
-        if isinstance(source, str | os.PathLike):
-            if processor is not None or facts or card is not None:
+    with _make_shards_folder() as scratch:
+        if not isinstance(source, str | os.PathLike):
+            if sdk == "static":
                 raise UserError(
-                    "processor=, facts= and card= are for a model object, but a folder was given, which contains its "
-                    "own; leave them out"
+                    "space=True needs the folder of a page, but a model object was given; give the page's path, or "
+                    "leave space=True out to share the model"
                 )
-            folder = Path(source)
-        elif sdk == "static":
+            folder = scratch / "model" / repo_id.rpartition("/")[2]
+            _save_model(source, folder, processor, facts, card, max_shard_size)
+        elif processor is not None or facts or card is not None:
             raise UserError(
-                "space=True needs the folder of a page, but a model object was given; give the page's path, or "
-                "leave space=True out to share the model"
+                "processor=, facts= and card= are for a model object, but a folder was given, which contains its "
+                "own; leave them out"
             )
-        elif processor is None:
-            raise UserError("a model object needs its image processor; pass processor=")
         else:
-            source.save_pretrained(folder, max_shard_size=max_shard_size)
-            processor.save_pretrained(folder)
-            if facts:
-                Facts(records=list(facts)).save(folder)
-            if card is not None:
-                (folder / CARD_NAME).write_text(card, encoding="utf-8")
+            folder = Path(source)
         # Local errors are raised before the first request. The card is made again below if the full name differs.
         shards = scratch / "shards"
         shards.mkdir()
@@ -233,8 +226,27 @@ def push_to_hub(
         return result if dry_run or collection is None else replace(result, collection=push.add_to_collection())
 
 
+def _save_model(
+    model: "PreTrainedModel",
+    folder: Path,
+    processor: "BaseImageProcessor | None",
+    facts: Sequence[Record],
+    card: str | None,
+    max_shard_size: int | str,
+) -> None:
+    """Save a model object with its image processor, facts and card into a folder."""
+    if processor is None:
+        raise UserError("a model object needs its image processor; pass processor=")
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    processor.save_pretrained(folder)
+    if facts:
+        Facts(records=list(facts)).save(folder)
+    if card is not None:
+        (folder / CARD_NAME).write_text(card, encoding="utf-8")
+
+
 @contextmanager
-def _shards_folder() -> Generator[Path]:
+def _make_shards_folder() -> Generator[Path]:
     """Yield a temporary folder for shards, which may be large; it is also removed if the process receives SIGTERM."""
     with scratch_folder("push") as folder:
 
@@ -429,19 +441,22 @@ class Push:
 
     def _report_plan(self) -> None:
         """Report what will be pushed, and which files and facts others will be able to see."""
-        files, contents = self.contents.files.values(), self.contents
-        creation_note = "" if self.exists else f" (new, {'private' if self.private else 'public or as your default'})"
-        target = "as a pull request to" if self.create_pr else "to"
-        plan = (
-            f"{len(files)} files, {contents.size:,} bytes, {target} {self.repo_id}{creation_note}, branch "
-            f"{self.branch}, as {self.user} (by {self.token_source})"
-        )
-        plan += f"; deleting {', '.join(self.stale)}" if self.stale else ""
-        self.report(plan + (f"; not shared: {', '.join(contents.skipped)}" if contents.skipped else ""))
+        files = self.contents.files.values()
+        plan = f"{len(files)} files, {self.contents.size:,} bytes, "
+        plan += f"as a pull request to {self.repo_id}" if self.create_pr else f"to {self.repo_id}"
+        if not self.exists:
+            plan += f" (new, {'private' if self.private else 'public or as your default'})"
+        plan += f", branch {self.branch}, as {self.user} (by {self.token_source})"
+        if self.stale:
+            plan += f"; deleting {', '.join(self.stale)}"
+        if self.contents.skipped:
+            plan += f"; not shared: {', '.join(self.contents.skipped)}"
+        self.report(plan)
         readers = "private" if self.private else "public, unless the repository is private"
         file_list = ", ".join(f"{file.path} ({file.size:,} bytes)" for file in files)
-        facts = "the card shows classes, command, data, machine and versions"
-        self.report(f"{readers}: {file_list}; {'the page shows classes and results' if self.sdk else facts}")
+        card_facts = "the card shows classes, command, data, machine and versions"
+        facts = "the page shows classes and results" if self.sdk else card_facts
+        self.report(f"{readers}: {file_list}; {facts}")
 
     def _create_repository(self) -> None:
         """Create the repository and the branch if they do not exist."""

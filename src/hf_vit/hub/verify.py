@@ -86,7 +86,8 @@ def verify_repo(
         UserError: the download fails, a checksum differs, an example fails, or none could be run.
     """
     check_repo_id(repo_id)
-    report_line, api = report or (lambda line: None), HfApi()
+    report_line = report or (lambda line: None)
+    api = HfApi()
 
     def read_repository() -> tuple[str, dict[str, RepoFile]]:
         """Return the commit of the revision and its files."""
@@ -107,7 +108,8 @@ def verify_repo(
         for path in repaired:
             report_line(f"{path} is missing or damaged; downloading it again")
             hf_hub_download(repo_id, path, revision=commit, force_download=True)
-        if damaged_files := find_damaged() if repaired else []:
+        damaged_files = find_damaged() if repaired else []
+        if damaged_files:
             raise UserError(
                 f"{', '.join(damaged_files)} of {repo_id} still has a wrong checksum after a second download: a proxy "
                 "or a disk changes the data; try another network"
@@ -138,29 +140,21 @@ def run_examples(
     """
     check_references(folder, repo_id)
     config = read_config(folder)
-    if missing_files := sorted({*list_weights(folder), *list_indexed_files(folder, repo_id)} - set(files)):
+    missing_files = sorted({*list_weights(folder), *list_indexed_files(folder, repo_id)} - set(files))
+    if missing_files:
         raise UserError(
             f"the weight index of {repo_id} lists {missing_files[0]}, which is not in the repository; push "
             "the complete model again with hf-vit push"
         )
     card = folder / CARD_NAME
     package_example = _make_package_example(config, folder)
-    not_run = list[str]()
-    blocks = _BLOCK.findall(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else []
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    blocks = [code for _, code in _BLOCK.findall(text)]
     if not blocks:
         raise UserError(
             f"the card of {repo_id} has no Python example; add one, or push the model again with hf-vit push"
         )
-    examples = {"the example of hf_vit": package_example} if package_example else {}
-    for number, (_, block) in enumerate(blocks, start=1):
-        name = f"example {number} of the card"
-        code = _REPO_LINE.sub(lambda _: f"repo = {json.dumps(str(folder))}", block)
-        if code.strip() == (package_example or "").strip():
-            continue  # it is identical to hf_vit's example, which runs anyway
-        if trust_remote_code:
-            examples[name] = code
-        else:
-            not_run.append(f"{name} is code from {repo_id}; add --trust-remote-code to run it")
+    examples, not_run = _collect_examples(repo_id, folder, blocks, package_example, trust_remote_code)
     if not examples:
         reasons = [f"the architecture '{one_line(config.model_type)}' is defined by code in {repo_id}", *not_run]
         raise UserError(f"all checksums match, but no example was run: {'; '.join(reasons)}")
@@ -169,6 +163,24 @@ def run_examples(
         report(f"running {name}")
         outputs[name] = _run_example(name, code)
     return outputs, not_run
+
+
+def _collect_examples(
+    repo_id: str, folder: Path, blocks: list[str], package_example: str | None, trust_remote_code: bool
+) -> tuple[dict[str, str], list[str]]:
+    """Return the code of each example to run by its name, and reasons why others are not run."""
+    examples = {"the example of hf_vit": package_example} if package_example else {}
+    not_run = list[str]()
+    for number, block in enumerate(blocks, start=1):
+        name = f"example {number} of the card"
+        code = _REPO_LINE.sub(lambda _: f"repo = {json.dumps(str(folder))}", block)
+        if code.strip() == (package_example or "").strip():
+            continue  # it is identical to hf_vit's example, which runs anyway
+        if trust_remote_code:
+            examples[name] = code
+        else:
+            not_run.append(f"{name} is code from {repo_id}; add --trust-remote-code to run it")
+    return examples, not_run
 
 
 def _make_package_example(config: ModelConfig, folder: Path) -> str | None:

@@ -29,11 +29,11 @@ from hf_vit.inference.layers import Dense, FusedAttention
 from hf_vit.inference.plan import (
     Change,
     Plan,
-    channelwise_norms,
+    count_read_tokens,
     has_custom_attention,
     has_listeners,
+    list_channelwise_norms,
     make_plan,
-    num_read_tokens,
 )
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel, classifier_loss
@@ -238,13 +238,13 @@ def _find_obstacle(
 
 
 @torch.no_grad()
-def engine_changes(model: nn.Module, engine: Runtime, dtype: torch.dtype, plan: Plan) -> list[Change]:
+def make_engine_changes(model: nn.Module, engine: Runtime, dtype: torch.dtype, plan: Plan) -> list[Change]:
     """Return the changes that give the bare models in a model, and their classifiers, a graph and another class.
 
     Raises:
         UserError: the graph cannot be made.
     """
-    num_read: dict[Any, int | None] = {member.vit: num_read_tokens(member) for member in plan.classifiers}
+    num_read: dict[Any, int | None] = {member.vit: count_read_tokens(member) for member in plan.classifiers}
     classifiers = {member.base_model: member for member in model.modules() if _is_classifier(member)}
     changes = list[Change]()
     try:
@@ -268,7 +268,7 @@ def engine_changes(model: nn.Module, engine: Runtime, dtype: torch.dtype, plan: 
     return changes
 
 
-def engine_modules(model: nn.Module) -> set[nn.Module]:
+def list_engine_modules(model: nn.Module) -> set[nn.Module]:
     """Return the modules whose outputs a graph of ONNX Runtime or OpenVINO computes; nothing in them may change."""
     encoders = [module for module in model.modules() if isinstance(module, EngineEncoder)]
     heads = [child for module in model.modules() if isinstance(module, EngineClassifier) for child in module.parts]
@@ -310,7 +310,7 @@ def _make_graph(
             entry = folder / f"{_fingerprint(model_copy, engine, num_read)}.graph"
     plan = make_plan(model_copy, torch.float32)
     if engine.has_channels_last:
-        plan.changes += channelwise_norms(model_copy)
+        plan.changes += list_channelwise_norms(model_copy)
     plan.carry_out()
     for attention in (module for module in model_copy.modules() if isinstance(module, FusedAttention)):
         separate_projections(attention)

@@ -133,6 +133,7 @@ class Frozen(Guarded):
         return self._placement[1]
 
     def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute; refuse weights, a new forward, and submodules of merged modules."""
         if isinstance(value, torch.Tensor):
             _refuse(*_WEIGHTS)
         if name == "forward" or (isinstance(value, nn.Module) and isinstance(self, Merged)):
@@ -157,6 +158,7 @@ class Sealed(Frozen):
     """Class put before the class of every module that an engine computes, in which nothing can be changed."""
 
     def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute; refuse submodules, parameters and buffers."""
         if isinstance(value, nn.Module) or name in vars(self)["_modules"]:
             _refuse(*_PARTS)
         if name in vars(self)["_parameters"] or name in vars(self)["_buffers"]:

@@ -90,6 +90,7 @@ class Dense(Merged):
         return cls(dense_norm.dense.weight.to(dtype) * scale.to(dtype)[:, None], shift.to(dtype))
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute the product [..., O] of inputs [..., I], then GELU if there was one, plus `residual`."""
         outputs = F.linear(inputs.to(self.merged_weight.dtype), self.merged_weight, self.merged_bias)
         if self.approximate is not None:
             outputs = F.gelu(outputs, approximate=self.approximate)
@@ -332,13 +333,13 @@ class ChannelwiseGroupNorm(nn.GroupNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize a map [B, C, H, W]."""
         values = input.to(torch.promote_types(input.dtype, torch.float32))
-        centered = values - self._group_means(values.mean((2, 3)))
+        centered = values - self._average_groups(values.mean((2, 3)))
         sums = torch.linalg.vector_norm(centered, dim=(2, 3)) ** 2
-        variance = self._group_means(sums / (input.shape[2] * input.shape[3]))
+        variance = self._average_groups(sums / (input.shape[2] * input.shape[3]))
         weight, bias = (parameter[:, None, None] for parameter in (self.weight, self.bias))
         return (centered * (weight * torch.rsqrt(variance + self.eps)) + bias).to(input.dtype)
 
-    def _group_means(self, channels: torch.Tensor) -> torch.Tensor:
+    def _average_groups(self, channels: torch.Tensor) -> torch.Tensor:
         """Return the mean of each channel's group, [B, C] -> [B, C, 1, 1], as a product, done once for all pixels."""
         size = self.num_channels // self.num_groups
         means = channels.unflatten(1, (self.num_groups, size)).mean(2)

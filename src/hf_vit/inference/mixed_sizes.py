@@ -20,7 +20,7 @@ from hf_vit.inference.engines import EngineEncoder
 from hf_vit.inference.freezing import Frozen, add_base
 from hf_vit.inference.layers import derive
 from hf_vit.inference.plan import has_custom_attention, has_listeners
-from hf_vit.models.embeddings_hf_vit import Grid, Tokens, image_grids_of, top_left_indices
+from hf_vit.models.embeddings_hf_vit import Grid, Tokens, find_image_grids, top_left_indices
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
 from hf_vit.models.modeling_hf_vit import HfViTBaseModel, HfViTModel, patch_token_slice
 
@@ -113,14 +113,14 @@ class UnpaddedModel(HfViTBaseModel):
         needs_padding = reads_positions or has_custom_attention(self.config)
         if patch_attention_mask is None or needs_padding or self.training or any(map(has_listeners, self.modules())):
             return super().forward(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
-        one_sequence: Any = self.one_sequence  # the decorator adds a parameter, return_dict
-        return one_sequence(pixel_values, patch_attention_mask, return_dict=kwargs.get("return_dict"))
+        run_as_one_sequence: Any = self.run_as_one_sequence  # the decorator adds a parameter, return_dict
+        return run_as_one_sequence(pixel_values, patch_attention_mask, return_dict=kwargs.get("return_dict"))
 
     @can_return_tuple
-    def one_sequence(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor) -> Any:
+    def run_as_one_sequence(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor) -> Any:
         """Compute a padded batch as one sequence; `last_hidden_state` is 0 on padding."""
         grid = self.config.grid_of(*pixel_values.shape[2:])
-        image_grids = image_grids_of(patch_attention_mask, len(pixel_values), grid)
+        image_grids = find_image_grids(patch_attention_mask, len(pixel_values), grid)
         sizes: dict[Grid, list[int]] = {}  # grid -> images with it
         for image, image_grid in enumerate(image_grids):
             sizes.setdefault(image_grid, []).append(image)
@@ -140,7 +140,8 @@ class UnpaddedModel(HfViTBaseModel):
             hidden_states = self.layernorm(hidden_states)
         flat_parts = hidden_states[0].split([num_images * num_tokens for num_images, num_tokens in shapes])
         parts = [part.unflatten(0, shape) for part, shape in zip(flat_parts, shapes, strict=True)]
-        last_hidden_state, pooled = self._pad(parts, sizes, len(pixel_values), grid), None
+        last_hidden_state = self._pad(parts, sizes, len(pixel_values), grid)
+        pooled = None
         if self.pooler is not None:
             pooled = torch.cat([self.pooler(part) for part in parts])
             pooled = self.layernorm(pooled) if self.norm_after_pooling else pooled

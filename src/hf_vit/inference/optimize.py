@@ -18,17 +18,17 @@ from torch.nn import functional as F
 
 from hf_vit.environment import cpu_capabilities, emulates_bfloat16, keep_freed_memory
 from hf_vit.errors import UserError, enough_memory
-from hf_vit.inference.engines import ENGINES, choose_engine, engine_changes, engine_modules
+from hf_vit.inference.engines import ENGINES, choose_engine, list_engine_modules, make_engine_changes
 from hf_vit.inference.freezing import REMEDY, add_base, freeze, refuse_gradients
 from hf_vit.inference.layers import FusedLayer, derive, scale_and_shift
 from hf_vit.inference.packing import check_int8, pack
 from hf_vit.inference.plan import (
     Change,
     as_built,
-    channelwise_norms,
     check_model,
     has_custom_attention,
     has_listeners,
+    list_channelwise_norms,
     make_plan,
 )
 from hf_vit.models.configuration_hf_axial_resnet import HEADS
@@ -39,7 +39,7 @@ from hf_vit.models.modeling_hf_vit import (
     AttentionMaps,
     HfViTBaseModel,
     HfViTModel,
-    attention_probabilities,
+    compute_attention_probabilities,
     patch_token_slice,
 )
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
@@ -103,7 +103,8 @@ def optimize_for_inference(
     if merge_tokens is not None:
         check_mergeable(model, merge_tokens)
     options = {"compile": compile, "quantize": quantize, "merge_tokens": merge_tokens}
-    runtime, graph_changes = choose_engine(engine, model, placement, options), list[Change]()
+    runtime = choose_engine(engine, model, placement, options)
+    graph_changes = list[Change]()
     is_emulated = dtype == torch.bfloat16 and device.type == "cpu" and emulates_bfloat16()
     # A compiler cannot read packed weights, and precomputes by itself what depends only on weights.
     finish = pack if quantize is None else partial(pack, in_int8=True)
@@ -113,18 +114,18 @@ def optimize_for_inference(
         plan = make_plan(model, torch.float32 if is_emulated or quantize is not None else dtype, finish)
         if runtime is not None:
             try:
-                graph_changes = engine_changes(model, runtime, dtype, plan)
+                graph_changes = make_engine_changes(model, runtime, dtype, plan)
             except UserError:
                 if engine != "auto":
                     raise
     if merge_tokens is not None:
-        plan.changes += merging_changes(model, plan.changes, merge_tokens)
-    plan.changes += [*(channelwise_norms(model) if compile else memory_changes(model)), *graph_changes]
+        plan.changes += make_merging_changes(model, plan.changes, merge_tokens)
+    plan.changes += [*(list_channelwise_norms(model) if compile else list_memory_changes(model)), *graph_changes]
     plan.carry_out()
     model.eval().requires_grad_(False)
     if compile:
         compile_frozen(model)
-    freeze(model, placement, runtime.package if runtime and graph_changes else "torch", engine_modules(model))
+    freeze(model, placement, runtime.package if runtime and graph_changes else "torch", list_engine_modules(model))
     if device.type == "cpu":
         keep_freed_memory()
     return model
@@ -269,7 +270,7 @@ def _normalize(norm: nn.GroupNorm, features: torch.Tensor) -> torch.Tensor:
     return norm(features)
 
 
-def memory_changes(model: nn.Module) -> list[Change]:
+def list_memory_changes(model: nn.Module) -> list[Change]:
     """Return the changes of class for modules that keep their weights."""
     changes: list[Change] = []
     for module in model.modules():
@@ -387,7 +388,9 @@ class MergingLayer(FusedLayer):
     def merged_map(self, hidden_states: torch.Tensor, groups: TokenGroups) -> torch.Tensor:
         """Return this block's map [B, A, N, N] over all tokens of the image, for its input [B, n, D]."""
         query, key = self.attention.query_and_key(self.layernorm_before(hidden_states))
-        return groups.spread_map(attention_probabilities(query, key, self.attention.scaling, groups.attention_bias))
+        return groups.spread_map(
+            compute_attention_probabilities(query, key, self.attention.scaling, groups.attention_bias)
+        )
 
 
 class MergingModel(HfViTBaseModel):
@@ -421,7 +424,7 @@ class MergingModel(HfViTBaseModel):
     ) -> AttentionMaps:
         """Return attention maps over all patches, merged ones included; see `HfViTModel.attention_maps`."""
         _refuse_padding(patch_attention_mask)
-        indices = self._layer_indices(layers)
+        indices = self._resolve_layers(layers)
         tokens, groups = self.embed(pixel_values, None), self.new_groups()
         hidden_states, maps = tokens.hidden_states, dict[int, Any]()
         for index, layer in enumerate(self.layer_sequence()):
@@ -478,7 +481,7 @@ def check_mergeable(model: nn.Module, num_merged: object) -> None:
             )  # fmt: skip
 
 
-def merging_changes(model: nn.Module, changes: list[Change], num_merged: int) -> list[Change]:
+def make_merging_changes(model: nn.Module, changes: list[Change], num_merged: int) -> list[Change]:
     """Return the changes of class for the models in a model, and for their layers that `changes` builds."""
     vits: list[Any] = [module for module in model.modules() if isinstance(module, HfViTBaseModel)]
     new_modules = {(change.owner, change.name): change.value for change in changes}

@@ -240,7 +240,7 @@ def make_plan(model: nn.Module, dtype: torch.dtype, finish: Callable[[nn.Module]
         finish: called with every replacement once it is built; returns the module to use in its place.
     """
     plan, replacements = Plan(), dict[nn.Module, Any]()  # a module used twice gets one replacement
-    for parent in _unreplaced_modules(model):
+    for parent in _iterate_unreplaced(model):
         for name, child in parent._modules.items():
             if child is not None and (build := find_replacement(parent, name, child)) is not None:
                 if child not in replacements:
@@ -248,7 +248,7 @@ def make_plan(model: nn.Module, dtype: torch.dtype, finish: Callable[[nn.Module]
                 plan.changes.append(Change(parent, name, replacements[child]))
     for module in model.modules():
         if isinstance(module, HfViTBaseForImageClassification):
-            last_layer, num_read = replacements.get(module.vit.layers[-1]), num_read_tokens(module)
+            last_layer, num_read = replacements.get(module.vit.layers[-1]), count_read_tokens(module)
             uses = {(change.owner, change.name) for change in plan.changes if change.value is last_layer}
             if last_layer is not None and num_read is not None and len(uses) == 1:  # another use may read all tokens
                 last_layer.num_read = num_read
@@ -264,29 +264,29 @@ def find_replacement(parent: nn.Module, name: str, child: nn.Module) -> Callable
     return REPLACEMENTS.get(type(child))
 
 
-def _unreplaced_modules(module: nn.Module) -> Iterator[nn.Module]:
+def _iterate_unreplaced(module: nn.Module) -> Iterator[nn.Module]:
     """Iterate over a module and its descendants, without those that are replaced and their descendants."""
     yield module
     for child in module.children():
         if type(child) not in REPLACEMENTS:
-            yield from _unreplaced_modules(child)
+            yield from _iterate_unreplaced(child)
 
 
-def channelwise_norms(model: nn.Module) -> list[Change]:
+def list_channelwise_norms(model: nn.Module) -> list[Change]:
     """Return the changes of class for GroupNorms of the package on CPUs, where channels come last in memory."""
     own_modules = (module for module in model.modules() if type(module).__module__.startswith("hf_vit."))
     norms = (child for module in own_modules for child in module.children() if type(child) is nn.GroupNorm)
     return [Change(norm, "__class__", ChannelwiseGroupNorm) for norm in norms if norm.weight.device.type == "cpu"]
 
 
-def num_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
+def count_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
     """Return how many tokens of the last layer the head reads; None if it may read all.
 
     Layers that share a block have no separate last one, and the bias of relative positions needs all tokens.
     """
     config, vit = classifier.config, classifier.vit
     if not (
-        _is_plain(classifier, HfViTBaseForImageClassification, "_head_outputs")
+        _is_plain(classifier, HfViTBaseForImageClassification, "_compute_head_outputs")
         and _is_plain(vit, HfViTBaseModel)
         and _is_plain(vit.pooler, HfViTTokenPooler, "pool")
     ):

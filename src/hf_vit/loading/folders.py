@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 import torch
 from torch import nn
 
-from hf_vit.conversion.fetching import TIMM, WRAPPER, config_of_wrapper
+from hf_vit.conversion.fetching import TIMM, WRAPPER, convert_wrapper_config
 from hf_vit.conversion.loading import Source
 from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.display import shortened
@@ -178,7 +178,7 @@ def _load_from_wrapper(source: Source) -> Any:
     head = "ForImageClassification" if is_classifier else ""
     with quiet_transformers(), explain_load_errors(source.name):
         model = load_weights(source, getattr(transformers, f"AutoModel{head}"), head).timm_model.float()
-        config = config_of_wrapper(source.stored)
+        config = convert_wrapper_config(source.stored)
         names = {name: source.stored[name] for name in ("label_names", "label_descriptions") if name in source.stored}
         classes = {"num_classes": model.num_classes, **names}  # 0 for a bare model
         model.pretrained_cfg = {**model.pretrained_cfg, **config["pretrained_cfg"], **classes}

@@ -29,13 +29,7 @@ from hf_vit.display import shortened
 from hf_vit.environment import keep_freed_memory, pick_device
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
-from hf_vit.loading.folders import (
-    ImageGPTFeatures,
-    get_timm_label_names,
-    load_timm,
-    load_transformers,
-    wrap_image_gpt,
-)
+from hf_vit.loading.folders import ImageGPTFeatures, get_timm_label_names, load_timm, load_transformers, wrap_image_gpt
 from hf_vit.loading.graphs import GraphForImageClassification, find_graph, pad_to_canvas
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.reading import CONFIG

@@ -148,7 +148,9 @@ class FeatureChoice(NamedTuple):
         """
         if features is None:
             if layers != 1 or not norm:
-                raise UserError(f"--layers and --no-norm are for --features; add one of {', '.join(kinds)}")
+                raise UserError(
+                    f"--layers and --no-norm only work with --features; add --features with one of {', '.join(kinds)}"
+                )
             return None
         if features not in kinds or layers < 1:
             raise UserError(

@@ -232,7 +232,8 @@ def choose_image_size(
             size = whole
         else:
             notes.append(
-                f"images of {_px(size)} are not whole patches of {_px(stride)}, and what is left over is not seen; "
+                f"images of {_px(size)} do not divide into whole patches of {_px(stride)}, so "
+                "the model ignores the rest; "
                 f"--image-size {whole[0]}x{whole[1]} fits"
             )
     if requested is None and recommended is None and prepared not in (None, nominal):

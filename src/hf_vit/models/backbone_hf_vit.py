@@ -125,7 +125,7 @@ class HfViTBaseBackbone(HfViTPreTrainedModel, HfBaseBackbone):
     def strides(self) -> list[int]:
         return super().strides if self.pyramid is None else list(self.config.pyramid_strides)
 
-    def _maps(self, outputs: Any, grid: Grid) -> tuple[torch.Tensor, ...]:
+    def _select_maps(self, outputs: Any, grid: Grid) -> tuple[torch.Tensor, ...]:
         """Return the maps of `out_features`, or the feature pyramid made from the only one."""
         maps = self.feature_maps(outputs, grid)
         if self.pyramid is None:
@@ -135,7 +135,7 @@ class HfViTBaseBackbone(HfViTPreTrainedModel, HfBaseBackbone):
 
     def feature_maps(self, outputs: Any, grid: Grid) -> tuple[torch.Tensor, ...]:
         """Return the maps of `out_features` from the model's outputs."""
-        return super()._maps(outputs, grid)
+        return super()._select_maps(outputs, grid)
 
     def _map(self, state: torch.Tensor, grid: Grid) -> torch.Tensor:
         return self.feature_map(state, grid)

@@ -88,6 +88,7 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
     _out_indices: list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        """Turn lists into tuples, and set the output stages."""
         for name, value in list(vars(self).items()):
             if isinstance(value, list) and name in SEQUENCES:
                 setattr(self, name, tuple(value))
@@ -797,4 +798,4 @@ def _check_labels(num_labels: object, id2label: object) -> None:
     ):
         raise ValueError(f"num_labels={num_labels!r} must be an integer of at least 0 (0: no head)")
     if id2label is not None and not isinstance(id2label, dict):
-        raise ValueError(f"id2label={id2label!r} must be a dict from index to name: dict(enumerate(names))")
+        raise ValueError(f"id2label={id2label!r} must be a dict from index to name; give dict(enumerate(names))")

@@ -41,6 +41,7 @@ class HfDenseConfig(PreTrainedConfig):
     sub_configs: ClassVar[dict[str, Any]] = {"backbone_config": AutoConfig}  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __post_init__(self, **kwargs: Any) -> None:
+        """Build the backbone's configuration from a dict, or with a feature pyramid by default."""
         backbone_config: Any = self.backbone_config
         if backbone_config is None:
             self.backbone_config = HfViTConfig(use_feature_pyramid=True)

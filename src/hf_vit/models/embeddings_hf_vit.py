@@ -60,7 +60,7 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
         (h, new_h), (w, new_w) = sides
         is_same = (torch.full((), new_h) == h) & (torch.full((), new_w) == w)  # then the table stays unchanged
         identities = (torch.arange(new)[:, None] == torch.arange(old) for old, new in sides)
-        weights = (_bicubic_weights(old, new, offset) for old, new in sides)
+        weights = (_compute_bicubic_weights(old, new, offset) for old, new in sides)
         down, across = (
             torch.where(is_same, identity.double(), side_weights).to(wide)
             for identity, side_weights in zip(identities, weights, strict=True)
@@ -75,7 +75,7 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
     return stretched[0].permute(1, 2, 0).to(table.dtype)
 
 
-def _bicubic_weights(old: int, new: Any, offset: float) -> torch.Tensor:
+def _compute_bicubic_weights(old: int, new: Any, offset: float) -> torch.Tensor:
     """Return the weights [new, old] of torch's bicubic resize of a side by the scale (new + offset) / old."""
     positions = torch.arange(-2, old + 2, dtype=torch.float64)  # the border is repeated beyond it
     scale = old / (torch.full((), new, dtype=torch.float64) + offset)  # exporters cannot add to a symbolic size
@@ -192,7 +192,7 @@ FIXED_TABLES = {
 }
 
 
-def patch_coordinates(
+def compute_patch_coordinates(
     config: HfViTBaseConfig, grid: Grid, like: torch.Tensor, moves: list[torch.Tensor] | None = None
 ) -> torch.Tensor:
     """Return the coordinates [h*w, 2] of every patch for rotary positions, in the order of axes and dtype of `like`.
@@ -233,7 +233,9 @@ def draw_moves(config: HfViTBaseConfig, like: torch.Tensor) -> list[torch.Tensor
     return [draw(2, shift), (draw(2, math.log(jitter)) + draw(1, math.log(rescale))).exp()]
 
 
-def axial_angles(config: HfViTBaseConfig, coordinates: torch.Tensor, base: float, periods: Any = None) -> torch.Tensor:
+def compute_angles(
+    config: HfViTBaseConfig, coordinates: torch.Tensor, base: float, periods: Any = None
+) -> torch.Tensor:
     """Return the angles [.., N, K/2] of coordinates [.., N, axes], those of the first axis first.
 
     Args:
@@ -247,7 +249,7 @@ def axial_angles(config: HfViTBaseConfig, coordinates: torch.Tensor, base: float
     return (coordinates[..., None] / periods).flatten(-2)
 
 
-def rotation_of(
+def make_rotation(
     config: HfViTBaseConfig, hidden_states: torch.Tensor, grid: Grid, image_grids: list[Grid] | None, training: bool
 ) -> Rotation | None:
     """Return the rotation of the tokens [B, N, D] of a pass; None without rotary positions.
@@ -261,21 +263,21 @@ def rotation_of(
     is_moved = any((config.rotary_shift, config.rotary_jitter, config.rotary_rescale))
     moves = draw_moves(config, like) if training and is_moved else None
     if image_grids is None:
-        coordinates = patch_coordinates(config, grid, like, moves)[None]
+        coordinates = compute_patch_coordinates(config, grid, like, moves)[None]
     else:
         coordinates = like.new_zeros(hidden_states.shape[0], grid[0] * grid[1], 2)
         for image_grid in sorted(set(image_grids)):
             images = torch.tensor([i for i, other in enumerate(image_grids) if other == image_grid], device=like.device)
             indices = images[:, None], top_left_indices(image_grid, grid, like.device)
-            coordinates = coordinates.index_put(indices, patch_coordinates(config, image_grid, like, moves))
+            coordinates = coordinates.index_put(indices, compute_patch_coordinates(config, image_grid, like, moves))
     padding = (0, 0, 0, special) if config.is_causal else (0, 0, special, 0)
     if config.rotary_embedding == "mixed" or config.num_rotary_axes == 1:
         return F.pad(coordinates, padding)
-    angles = F.pad(axial_angles(config, coordinates, config.rotary_base, config.rotary_periods), padding)
+    angles = F.pad(compute_angles(config, coordinates, config.rotary_base, config.rotary_periods), padding)
     if config.rotary_register_base is not None:  # registers are the last special tokens, before the patches
         side, first = math.isqrt(config.num_register_tokens), special - config.num_register_tokens
-        register_angles = patch_coordinates(config, (side, side), like, moves)
-        register_angles = axial_angles(config, register_angles, config.rotary_register_base).expand(
+        register_angles = compute_patch_coordinates(config, (side, side), like, moves)
+        register_angles = compute_angles(config, register_angles, config.rotary_register_base).expand(
             angles.shape[0], -1, -1
         )
         angles = torch.cat([angles[:, :first], register_angles, angles[:, special:]], dim=1)
@@ -381,11 +383,11 @@ class RelativePositions(nn.Module):
         `image_grids` is the part of a padded grid that each image fills; each gets the bias it has without padding.
         """
         h, w = grid
-        batch, special = query.shape[0], query.shape[2] - h * w
-        query = query[:, :, special:] * scaling
+        num_special = query.shape[2] - h * w
+        query = query[:, :, num_special:] * scaling
         if image_grids is None:
             bias = self.bias(query, grid)
-        else:
+        else:  # write the bias of each image's own grid to the rows and columns of its patches
             bias = query.new_zeros(*query.shape[:2], h * w, h * w)
             for image_grid in set(image_grids):
                 images = torch.tensor(
@@ -396,7 +398,7 @@ class RelativePositions(nn.Module):
                 heads = torch.arange(query.shape[1], device=query.device)
                 index = (images[:, None, None, None], heads[:, None, None], patches[:, None], patches)
                 bias = bias.index_put(index, image_bias.expand(len(images), -1, -1, -1))
-        return F.pad(bias, (special, 0, special, 0)).expand(batch, -1, -1, -1)
+        return F.pad(bias, (num_special, 0, num_special, 0)).expand(query.shape[0], -1, -1, -1)
 
 
 class RelativePositionKeys(RelativePositions):
@@ -468,7 +470,7 @@ class Tokens:
         grid: (h, w), the patch grid of the (padded) image.
         token_mask: [B, N] bool, False on padding; None when nothing is padded.
         image_grids: the part of the grid that each image fills; None when all fill it.
-        rotation: see `rotation_of`; None without rotary positions.
+        rotation: see `make_rotation`; None without rotary positions.
     """
 
     hidden_states: torch.Tensor
@@ -559,8 +561,8 @@ class HfViTEmbeddings(nn.Module):
         return None, None
 
     def rotation(self, grid: Grid, like: torch.Tensor, image_grids: list[Grid] | None = None) -> Rotation | None:
-        """Return the rotation of tokens `like` [B, N, D]; see `rotation_of`."""
-        return rotation_of(self.config, like, grid, image_grids, self.training)
+        """Return the rotation of tokens `like` [B, N, D]; see `make_rotation`."""
+        return make_rotation(self.config, like, grid, image_grids, self.training)
 
     def _resample_learned_table(self, grid: Grid) -> torch.Tensor:
         """Return the learned table for a grid, [1, T + h*w, D]."""
@@ -597,8 +599,8 @@ class HfViTEmbeddings(nn.Module):
             patches = self.patch_embeddings(pixel_values)
             positions, special_rows = self.position_table(grid, like=patches)
         else:
-            image_grids = image_grids_of(patch_attention_mask, pixel_values.shape[0], grid)
-            patches, positions, special_rows = self._padded_patches(pixel_values, grid, image_grids)
+            image_grids = find_image_grids(patch_attention_mask, pixel_values.shape[0], grid)
+            patches, positions, special_rows = self._embed_padded(pixel_values, grid, image_grids)
             patch_mask = patch_attention_mask.flatten(1).bool()
             token_mask = self._attach_special(
                 patch_mask, [patch_mask.new_ones(patch_mask.shape[0], 1)] * self.config.num_special_tokens
@@ -610,7 +612,7 @@ class HfViTEmbeddings(nn.Module):
         if positions is not None:
             patches = patches + positions
         hidden_states = self.dropout(
-            self._attach_special(patches, self._special_tokens(patches.shape[0], special_rows))
+            self._attach_special(patches, self._make_special_tokens(patches.shape[0], special_rows))
         )
         if self.layernorm is not None:
             hidden_states = self.layernorm(hidden_states)
@@ -636,7 +638,7 @@ class HfViTEmbeddings(nn.Module):
                 stacklevel=2,
             )
 
-    def _padded_patches(
+    def _embed_padded(
         self, pixel_values: torch.Tensor, grid: Grid, image_grids: list[Grid]
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Return patches and positions [B, h*w, D] of a padded batch, and the positions of the special tokens.
@@ -676,7 +678,7 @@ class HfViTEmbeddings(nn.Module):
         masked = check_corruption(patches.shape[:2], bool_masked_pos, patch_sources, patch_attention_mask)
         return corrupt_patches(patches, self.mask_token, masked, patch_sources)
 
-    def _special_tokens(self, batch: int, positions: torch.Tensor | None) -> list[torch.Tensor]:
+    def _make_special_tokens(self, batch: int, positions: torch.Tensor | None) -> list[torch.Tensor]:
         """Return the special tokens [B, T, D] with their positions, in a list that is empty if there are none."""
         names = ("cls_token", "distillation_token", "register_tokens")
         tokens = [getattr(self, name) for name in names if hasattr(self, name)]
@@ -696,7 +698,7 @@ class HfViTEmbeddings(nn.Module):
         return torch.cat([patches, *special] if self.config.is_causal else [*special, patches], dim=1)
 
 
-def image_grids_of(patch_attention_mask: torch.Tensor, batch: int, grid: Grid) -> list[Grid]:
+def find_image_grids(patch_attention_mask: torch.Tensor, batch: int, grid: Grid) -> list[Grid]:
     """Return the (h_i, w_i) in patches that each image fills at the top left, from a mask [B, h, w] of a padded batch.
 
     Raises:
@@ -785,7 +787,7 @@ def additive(may_attend: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros_like(may_attend, dtype=dtype).masked_fill(~may_attend, torch.finfo(dtype).min)
 
 
-def additive_mask(hidden_states: torch.Tensor, token_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
+def make_additive_mask(hidden_states: torch.Tensor, token_mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
     """Return the mask [B or 1, 1, N, N] added to the logits of tokens [B, N, D].
 
     Args:

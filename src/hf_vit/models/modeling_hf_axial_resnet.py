@@ -17,11 +17,7 @@ from transformers import initialization as init
 
 from .configuration_hf_axial_resnet import HEADS, HfAxialResNetConfig
 from .configuration_hf_vit import HfBaseConfig
-from .modeling_hf_resnet import (
-    HfResNetBaseBackbone,
-    HfResNetBaseModel,
-    HfResNetPreTrainedModel,
-)
+from .modeling_hf_resnet import HfResNetBaseBackbone, HfResNetBaseModel, HfResNetPreTrainedModel
 from .pretrained_hf_vit import HfPooledForImageClassification
 
 
@@ -127,9 +123,9 @@ class HfAxialResNetAttention(nn.Module):
         """Return the offset embeddings [2L-1, 2K + V] for lines of any length, resampled with aligned corners."""
         if self.offset_embeddings.shape[0] == 2 * length - 1:
             return self.offset_embeddings
-        weights = self.offset_embeddings.to(torch.promote_types(self.offset_embeddings.dtype, torch.float32))
-        stretched = F.interpolate(weights.T[None], size=2 * length - 1, mode="linear", align_corners=True)
-        return stretched[0].T.to(self.offset_embeddings.dtype)
+        embeddings = self.offset_embeddings.to(torch.promote_types(self.offset_embeddings.dtype, torch.float32))
+        resampled = F.interpolate(embeddings.T[None], size=2 * length - 1, mode="linear", align_corners=True)
+        return resampled[0].T.to(self.offset_embeddings.dtype)
 
     def resize_to(self, config: HfBaseConfig) -> None:
         """Resample the table to the image size of another config."""

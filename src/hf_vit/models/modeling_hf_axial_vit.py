@@ -14,7 +14,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_axial_vit import HfAxialViTConfig
 from .configuration_hf_resnet import stem_stride
-from .embeddings_hf_vit import Grid, HfViTPatchEmbeddings, Rotation, Tokens, axial_angles, rotation_by
+from .embeddings_hf_vit import Grid, HfViTPatchEmbeddings, Rotation, Tokens, compute_angles, rotation_by
 from .modeling_hf_axial_resnet import HfAxialResNetStem
 from .modeling_hf_vit import (
     HfViTAttention,
@@ -23,7 +23,7 @@ from .modeling_hf_vit import (
     HfViTForImageClassification,
     HfViTLayer,
     HfViTPreTrainedModel,
-    attention_mask_of,
+    make_attention_mask,
 )
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 
@@ -36,7 +36,7 @@ def transpose_grid(tokens: torch.Tensor, grid: Grid) -> torch.Tensor:
     return tokens.unflatten(1, grid).transpose(1, 2).flatten(1, 2)
 
 
-def line_masks(token_mask: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
+def split_mask(token_mask: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
     """Split a mask [B, N] bool into masks of rows [B*h, w] and columns [B*w, h].
 
     A line of padding alone attends to itself, so that nothing is NaN.
@@ -46,7 +46,7 @@ def line_masks(token_mask: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torc
     return tuple(lines | ~lines.any(dim=1, keepdim=True) for lines in (rows, columns))  # pyright: ignore[reportReturnType]
 
 
-def line_rotations(config: HfAxialViTConfig, tokens: Tokens) -> LineRotations:
+def make_line_rotations(config: HfAxialViTConfig, tokens: Tokens) -> LineRotations:
     """Return the rotations along rows [lines, 1, w, K/2] and along columns [lines, 1, h, K/2]; None without."""
     if not isinstance(tokens.rotation, torch.Tensor):  # coordinates, as a line has one axis
         return None, None
@@ -56,7 +56,7 @@ def line_rotations(config: HfAxialViTConfig, tokens: Tokens) -> LineRotations:
     for line, length in ((columns, tokens.grid[1]), (transpose_grid(rows, tokens.grid), tokens.grid[0])):
         lines = line.reshape(-1, length, 1)
         lines = lines[:1] if tokens.image_grids is None else lines  # all are the same
-        rotations.append(rotation_by(axial_angles(config, lines, config.rotary_base, config.rotary_periods)[:, None]))
+        rotations.append(rotation_by(compute_angles(config, lines, config.rotary_base, config.rotary_periods)[:, None]))
     return rotations[0], rotations[1]
 
 
@@ -86,6 +86,7 @@ class HfAxialViTLayer(nn.Module):
         rotation: LineRotations = (None, None),
         **kwargs: Any,
     ) -> torch.Tensor:
+        """Transform tokens [B, N, D]: attend along rows, then along columns."""
         (row_mask, column_mask), (along_row, along_column) = attention_mask, rotation
         hidden_states = self.attend_along(self.row, hidden_states, grid[1], row_mask, rotation=along_row, **kwargs)
         columns = transpose_grid(hidden_states, grid)
@@ -103,20 +104,17 @@ class HfAxialViTLayer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the maps of this block for its input [B, N, D]: rows [B, A, h, w, w] and columns [B, A, w, h, h]."""
         h, w = tokens.grid
-        masks = (None, None) if tokens.token_mask is None else line_masks(tokens.token_mask, tokens.grid)
-        along_row, along_column = line_rotations(self.config, tokens)
-        rows = self._line_maps(self.row, hidden_states, (h, w), masks[0], along_row)
+        masks = (None, None) if tokens.token_mask is None else split_mask(tokens.token_mask, tokens.grid)
+        along_row, along_column = make_line_rotations(self.config, tokens)
+        rows = self._compute_line_maps(self.row, hidden_states, (h, w), masks[0], along_row)
         hidden_states = self.attend_along(self.row, hidden_states, w, attention_mask[0], rotation=along_row)
-        columns = self._line_maps(self.column, transpose_grid(hidden_states, (h, w)), (w, h), masks[1], along_column)
+        columns = self._compute_line_maps(
+            self.column, transpose_grid(hidden_states, (h, w)), (w, h), masks[1], along_column
+        )
         return rows, columns
 
-    def _line_maps(
-        self,
-        block: HfViTLayer,
-        tokens: torch.Tensor,
-        grid: Grid,
-        mask: torch.Tensor | None,
-        rotation: Rotation | None,
+    def _compute_line_maps(
+        self, block: HfViTLayer, tokens: torch.Tensor, grid: Grid, mask: torch.Tensor | None, rotation: Rotation | None
     ) -> torch.Tensor:
         """Return one block's maps [B, A, lines, length, length] for tokens [B, N, D], whose `grid`
         is (lines, length).
@@ -177,7 +175,9 @@ class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
 
     def _layer_arguments(self, tokens: Tokens) -> dict[str, Any]:
         arguments = super()._layer_arguments(tokens)
-        return arguments if tokens.rotation is None else arguments | {"rotation": line_rotations(self.config, tokens)}
+        return (
+            arguments if tokens.rotation is None else arguments | {"rotation": make_line_rotations(self.config, tokens)}
+        )
 
     def _attention_mask(self, tokens: Tokens) -> LineMasks:
         """Return the masks of rows and of columns; both None if nothing is padded."""
@@ -185,8 +185,8 @@ class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
             return None, None
         h, w = tokens.grid
         return tuple(  # pyright: ignore[reportReturnType]
-            attention_mask_of(self.config, tokens.hidden_states.reshape(lines.shape[0], length, -1), lines)
-            for lines, length in zip(line_masks(tokens.token_mask, tokens.grid), (w, h), strict=True)
+            make_attention_mask(self.config, tokens.hidden_states.reshape(lines.shape[0], length, -1), lines)
+            for lines, length in zip(split_mask(tokens.token_mask, tokens.grid), (w, h), strict=True)
         )
 
 

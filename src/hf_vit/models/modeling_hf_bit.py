@@ -15,13 +15,9 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_hf_bit import HfBitConfig
 from .configuration_hf_vit import HfBaseConfig
-from .modeling_hf_resnet import (
-    HfResNetBaseBackbone,
-    HfResNetBaseModel,
-    HfResNetPreTrainedModel,
-)
+from .modeling_hf_resnet import HfResNetBaseBackbone, HfResNetBaseModel, HfResNetPreTrainedModel
 from .pretrained_hf_vit import HfPooledForImageClassification
-from .resnet_hf_vit import GROUPS, ResNetBottleneck, ResNetStem, StdConv2d, channels_last, residual_stages
+from .resnet_hf_vit import GROUPS, ResNetBottleneck, ResNetStem, StdConv2d, build_residual_stages, channels_last
 
 EPS = 1e-5
 
@@ -49,6 +45,7 @@ class HfBitPreActivationUnit(nn.Module):
         self.projection = conv(in_channels, out_channels, 1, stride) if shape_changes else None
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Transform a map [B, C, H, W]; norm and ReLU come before every convolution."""
         hidden = F.relu(self.norm1(features))
         residual = features if self.projection is None else self.projection(hidden)
         hidden = self.conv1(hidden)
@@ -64,10 +61,11 @@ class HfBitPreActivationEncoder(nn.Module):
         self.root_conv = build_conv(config, config.num_channels, config.stem_width, 7, 2)
         padded = nn.Sequential(nn.ZeroPad2d(1), nn.MaxPool2d(3, 2))
         self.root_pool = padded if config.zero_padded_pool else nn.MaxPool2d(3, 2, padding=1)
-        self.stages, self.out_channels = residual_stages(config, HfBitPreActivationUnit)
+        self.stages, self.out_channels = build_residual_stages(config, HfBitPreActivationUnit)
         self.norm = nn.GroupNorm(GROUPS, self.out_channels, EPS)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return the map [B, C', h, w] of images [B, C, H, W]."""
         features = self.root_pool(self.root_conv(channels_last(pixel_values)))
         for stage in self.stages:
             features = stage(features)

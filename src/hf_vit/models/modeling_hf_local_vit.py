@@ -22,7 +22,7 @@ from .modeling_hf_vit import (
     HfViTForImageClassification,
     HfViTLayer,
     HfViTPreTrainedModel,
-    attention_probabilities,
+    compute_attention_probabilities,
 )
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 
@@ -52,7 +52,7 @@ def raster_order(exists: torch.Tensor) -> torch.Tensor:
     return exists.int().argsort(dim=1, descending=True, stable=True)
 
 
-def dense_mask(config: HfLocalViTConfig, tokens: Tokens) -> torch.Tensor:
+def make_dense_mask(config: HfLocalViTConfig, tokens: Tokens) -> torch.Tensor:
     """Return the pattern as a mask [B or 1, 1, N, N] for all pairs of tokens, added to the logits."""
     hidden_states, special = tokens.hidden_states, config.num_special_tokens
     numbers = torch.arange(tokens.grid[0] * tokens.grid[1], device=hidden_states.device)[None]
@@ -251,8 +251,8 @@ class HfLocalViTAttention(HfViTAttention):
     ) -> torch.Tensor:
         """Return the attention probabilities [B, A, N, N], which are 0 outside the pattern."""
         query, key = self.normalize_and_rotate(*self.query_and_key(hidden_states), rotation)
-        mask = dense_mask(self.config, Tokens(query[:, 0], grid, token_mask))
-        return attention_probabilities(query, key, self.scaling, mask)
+        mask = make_dense_mask(self.config, Tokens(query[:, 0], grid, token_mask))
+        return compute_attention_probabilities(query, key, self.scaling, mask)
 
 
 class HfLocalViTPreTrainedModel(HfViTPreTrainedModel):
@@ -275,7 +275,7 @@ class HfLocalViTModel(HfLocalViTPreTrainedModel, HfViTBaseModel):
         """Return a dense mask for eager attention, else the tiles or lines of this batch."""
         # A trace by torch.jit would fix the tiles and lines of its example's size.
         if (self.config._attn_implementation or "eager") == "eager" or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-            return dense_mask(self.config, tokens)
+            return make_dense_mask(self.config, tokens)
         special_mask = None
         if tokens.token_mask is not None:
             allowed = tokens.token_mask[:, None, None].expand(-1, -1, self.config.num_special_tokens, -1)

@@ -15,13 +15,7 @@ from transformers.utils.generic import TransformersKwargs, merge_with_config_def
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_resnet import HfResNetBaseConfig
-from .pretrained_hf_vit import (
-    HfBaseBackbone,
-    HfPreTrainedModel,
-    LayerFeatures,
-    check_images,
-    check_values,
-)
+from .pretrained_hf_vit import HfBaseBackbone, HfPreTrainedModel, LayerFeatures, check_images, check_values
 
 
 class HfResNetPreTrainedModel(HfPreTrainedModel):

@@ -31,8 +31,8 @@ from .embeddings_hf_vit import (
     HfViTPatchEmbeddings,
     Rotation,
     Tokens,
-    additive_mask,
     build_norm,
+    make_additive_mask,
     rotate,
     rotation_by,
 )
@@ -45,7 +45,7 @@ from .pretrained_hf_vit import (
 )
 
 
-def attention_mask_of(config: HfViTBaseConfig, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
+def make_attention_mask(config: HfViTBaseConfig, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
     """Return the mask in the form that the attention implementation takes; None where it needs no mask.
 
     transformers makes masks only for implementations that have a mask function; custom attention functions get the mask
@@ -54,13 +54,13 @@ def attention_mask_of(config: HfViTBaseConfig, hidden_states: torch.Tensor, toke
     if not config.is_causal and token_mask is None:
         return None  # otherwise an exported graph would add a mask of zeros in every layer
     if config._attn_implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
-        return additive_mask(hidden_states, token_mask, config.is_causal)
+        return make_additive_mask(hidden_states, token_mask, config.is_causal)
     if config.is_causal:
         return create_causal_mask(config, hidden_states, token_mask, past_key_values=None)
     return create_bidirectional_mask(config, hidden_states, token_mask)
 
 
-def attention_probabilities(
+def compute_attention_probabilities(
     query: torch.Tensor,
     key: torch.Tensor,
     scaling: float,
@@ -89,7 +89,7 @@ def eager_attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute attention by its formula; return the output [B, N, A, K] and the probabilities [B, A, N, N]."""
-    probabilities = attention_probabilities(query, key, scaling, attention_mask, position_bias)
+    probabilities = compute_attention_probabilities(query, key, scaling, attention_mask, position_bias)
     probabilities = F.dropout(probabilities, p=dropout, training=module.training)
     return torch.matmul(probabilities, value).transpose(1, 2).contiguous(), probabilities
 
@@ -236,9 +236,9 @@ class HfViTAttention(nn.Module):
         N] bool.
         """
         query, key = self.normalize_and_rotate(*self.query_and_key(hidden_states), rotation)
-        mask = additive_mask(query[:, 0], token_mask, self.is_causal)
+        mask = make_additive_mask(query[:, 0], token_mask, self.is_causal)
         bias = self.position_bias(query, grid, image_grids)
-        return attention_probabilities(query, key, self.scaling, mask, bias)
+        return compute_attention_probabilities(query, key, self.scaling, mask, bias)
 
 
 class HfViTMLP(nn.Module):
@@ -322,6 +322,7 @@ class HfViTDropPath(nn.Module):
         self.rate = rate
 
     def forward(self, branch: torch.Tensor) -> torch.Tensor:
+        """Drop the branch [B, ...] of whole images at random in training, and keep its expectation."""
         if not self.training:
             return branch
         keep = torch.empty(branch.shape[0], *[1] * (branch.ndim - 1), device=branch.device, dtype=branch.dtype)
@@ -674,7 +675,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
 
     def _attention_mask(self, tokens: Tokens) -> Any:
         """Return the mask that all layers get, in the form that their attention takes."""
-        return attention_mask_of(self.config, tokens.hidden_states, tokens.token_mask)
+        return make_attention_mask(self.config, tokens.hidden_states, tokens.token_mask)
 
     def _warn_without_attentions(self, output_attentions: bool | None) -> None:
         """Warn that the attention implementation does not return the requested attentions."""
@@ -688,7 +689,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
                 stacklevel=2,
             )
 
-    def _layer_indices(self, layers: Iterable[int] | None) -> set[int]:
+    def _resolve_layers(self, layers: Iterable[int] | None) -> set[int]:
         """Return the indices of layers, from 0 on; negative ones count from the end, None means all.
 
         Raises:
@@ -725,7 +726,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         Raises:
             ValueError: the model has no such layer.
         """
-        indices = self._layer_indices(layers)
+        indices = self._resolve_layers(layers)
         tokens = self.embed(pixel_values, patch_attention_mask)
         hidden_states = tokens.hidden_states
         attention_mask = self._attention_mask(tokens)
@@ -771,9 +772,9 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel, HfPooledForImageClas
         """Return attention maps; see `HfViTModel.attention_maps`."""
         return self.vit.attention_maps(pixel_values, **kwargs)
 
-    def _head_outputs(self, outputs: Any) -> dict[str, torch.Tensor]:
+    def _compute_head_outputs(self, outputs: Any) -> dict[str, torch.Tensor]:
         """Return the logits; with a distillation head their mean, and those of each head."""
-        head_outputs = super()._head_outputs(outputs)
+        head_outputs = super()._compute_head_outputs(outputs)
         if not self.config.has_distillation_head:
             return head_outputs
         token = outputs.last_hidden_state[:, class_token_index(self.config) + 1]

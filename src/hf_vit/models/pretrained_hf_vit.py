@@ -218,10 +218,10 @@ class HfPublishedMixin:
         (`register_for_auto_class`); otherwise that entry is left out.
         """
         kwargs.setdefault("save_original_format", False)
-        self.config.auto_map = self._auto_map()
+        self.config.auto_map = self._make_auto_map()
         super().save_pretrained(save_directory, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _auto_map(self) -> dict[str, str]:
+    def _make_auto_map(self) -> dict[str, str]:
         """Return "module.Class" for each Auto class: the family's classes, and this model's class in place of its
         parent.
         """
@@ -478,13 +478,13 @@ class HfPooledForImageClassification(HfPreTrainedModel):
         """
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         outputs = self.base_model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
-        head_outputs = self._head_outputs(outputs)
+        head_outputs = self._compute_head_outputs(outputs)
         loss = classifier_loss(head_outputs["logits"], labels, self.config, num_items_in_batch)
         return self.output_class(
             loss=loss, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **head_outputs
         )
 
-    def _head_outputs(self, outputs: Any) -> dict[str, torch.Tensor]:
+    def _compute_head_outputs(self, outputs: Any) -> dict[str, torch.Tensor]:
         """Return the logits and other outputs of the heads, by the name of the output field."""
         return {"logits": self.classifier(outputs.pooler_output)}
 
@@ -499,7 +499,7 @@ class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
 
     model_class: ClassVar[type[HfPreTrainedModel]]
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [
-        *(r"pooler\.", r"classifier\.", r"mask_token", r"prediction_head\."),
+        *(r"pooler\.", r"classifier\.", r"mask_token", r"prediction_head\.")
     ]
 
     def __init__(self, config: Any) -> None:
@@ -553,10 +553,10 @@ class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
         """
         outputs = self.base_model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
         # transformers annotates a tuple of any length as tuple[Tensor].
-        maps: Any = self._maps(outputs, self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3]))
+        maps: Any = self._select_maps(outputs, self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3]))
         return BackboneOutput(feature_maps=maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
-    def _maps(self, outputs: Any, grid: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+    def _select_maps(self, outputs: Any, grid: tuple[int, int]) -> tuple[torch.Tensor, ...]:
         """Return the maps of `out_features` from the model's outputs for an image of h x w patches."""
         stages = zip(self.stage_names, self._stage_states(outputs.hidden_states), strict=True)
         return tuple(self._map(state, grid) for name, state in stages if name in self.out_features)

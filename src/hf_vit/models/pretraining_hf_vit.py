@@ -24,7 +24,7 @@ LEVELS = 8  # 3 bits per channel
 MAX_CHANNELS = 4  # 8**4 = 4,096 classes; each further channel would multiply them by 8
 
 
-def image_patches(pixel_values: torch.Tensor, stride: tuple[int, int]) -> torch.Tensor:
+def cut_patches(pixel_values: torch.Tensor, stride: tuple[int, int]) -> torch.Tensor:
     """Cut images [B, C, H, W] into patches [B, N, C, P, P'], row by row; incomplete patches are ignored."""
     h, w = pixel_values.shape[2] // stride[0], pixel_values.shape[3] // stride[1]
     cropped = pixel_values[:, :, : h * stride[0], : w * stride[1]]
@@ -37,7 +37,7 @@ def join_patches(patches: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     return patches.unflatten(1, grid).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
-def color_classes(colors: torch.Tensor) -> torch.Tensor:
+def number_colors(colors: torch.Tensor) -> torch.Tensor:
     """Return the class numbers [...] of colors [..., C] in [0, 1]: 3 bits per channel, the first
     channel's the highest.
     """
@@ -86,7 +86,7 @@ class ColorClasses:
         """Return the classes [M, side * side] of patches [M, C, P, P'] of pixel values."""
         mean, std = self._scale(patches)
         shrunk = F.adaptive_avg_pool2d(patches, self.side)
-        return color_classes((shrunk * std + mean).flatten(2).transpose(1, 2))
+        return number_colors((shrunk * std + mean).flatten(2).transpose(1, 2))
 
     def loss(self, outputs: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy (nats) of outputs [M, num_outputs] over patches and their colors; 0 without
@@ -238,7 +238,7 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
             results["reconstruction"] = images[:, :, : pixel_values.shape[2], : pixel_values.shape[3]]
             masked_outputs = outputs_of_patches if masked is None else outputs_of_patches[masked]
         if masked is not None:
-            patches = image_patches(pixel_values.to(masked_outputs.dtype), self.config.patch_stride)[masked]
+            patches = cut_patches(pixel_values.to(masked_outputs.dtype), self.config.patch_stride)[masked]
             results["loss"] = self.target.loss(masked_outputs, patches)
         return HfViTMaskedPatchPredictionOutput(**results)
 

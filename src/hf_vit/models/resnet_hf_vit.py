@@ -106,6 +106,7 @@ class StdConv2d(nn.Conv2d):
         return self._standardize(self.weight)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Convolve [B, C, H, W] with the standardized kernel."""
         kernel = self.standardized()
         if self.kernel_size == self.stride == (1, 1) and self.groups == 1:  # faster as a dense layer
             return F.linear(input.permute(0, 2, 3, 1), kernel.flatten(1), self.bias).permute(0, 3, 1, 2)
@@ -117,7 +118,7 @@ class StdConv2d(nn.Conv2d):
         return F.conv2d(padded, kernel, self.bias, stride=self.stride, padding=padding, groups=self.groups)
 
 
-def conv_and_norm(
+def build_conv_and_norm(
     config: HfBaseConfig, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1
 ) -> tuple[StdConv2d, nn.GroupNorm]:
     """Return a convolution of the stem and the GroupNorm that follows it."""
@@ -137,12 +138,12 @@ class ResNetBottleneck(nn.Module):
     def __init__(self, config: HfBaseConfig, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
         out_channels = 4 * width
-        self.conv1, self.norm1 = conv_and_norm(config, in_channels, width, 1)
-        self.conv2, self.norm2 = conv_and_norm(config, width, width, 3, stride)
-        self.conv3, self.norm3 = conv_and_norm(config, width, out_channels, 1)
+        self.conv1, self.norm1 = build_conv_and_norm(config, in_channels, width, 1)
+        self.conv2, self.norm2 = build_conv_and_norm(config, width, width, 3, stride)
+        self.conv3, self.norm3 = build_conv_and_norm(config, width, out_channels, 1)
         self.projection = self.projection_norm = None
         if stride != 1 or in_channels != out_channels:
-            self.projection, self.projection_norm = conv_and_norm(config, in_channels, out_channels, 1, stride)
+            self.projection, self.projection_norm = build_conv_and_norm(config, in_channels, out_channels, 1, stride)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Transform a map [B, C, H, W]."""
@@ -157,7 +158,7 @@ class ResNetBottleneck(nn.Module):
         init.zeros_(self.norm3.weight)
 
 
-def residual_stages(
+def build_residual_stages(
     config: HfBaseConfig, build_unit: Callable[[HfBaseConfig, int, int, int], nn.Module]
 ) -> tuple[nn.ModuleList, int]:
     """Return the stages of residual units, and the channels of the last one.
@@ -181,10 +182,11 @@ class ResNetStem(nn.Module):
 
     def __init__(self, config: HfBaseConfig) -> None:
         super().__init__()
-        self.root_conv, self.root_norm = conv_and_norm(config, config.num_channels, config.stem_width, 7, 2)
-        self.stages, self.out_channels = residual_stages(config, ResNetBottleneck)
+        self.root_conv, self.root_norm = build_conv_and_norm(config, config.num_channels, config.stem_width, 7, 2)
+        self.stages, self.out_channels = build_residual_stages(config, ResNetBottleneck)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return the map [B, C', h, w] of images [B, C, H, W]."""
         features = self.root_conv(channels_last(pixel_values))
         features = F.relu(max_pool_same(self.root_norm(features)))  # ReLU after pooling: same result, fewer values
         for stage in self.stages:

@@ -58,11 +58,7 @@ class PageResult(Displayed):
 
 
 def make_page(
-    models: Sequence[str | Path],
-    output: str | Path,
-    *,
-    images: str | None = None,
-    runtime: str | Path | None = None,
+    models: Sequence[str | Path], output: str | Path, *, images: str | None = None, runtime: str | Path | None = None
 ) -> PageResult:
     """Write a page that runs classifiers in the visitor's browser; the folder appears complete or not at all.
 
@@ -190,7 +186,7 @@ FILES = {
 
 
 def check_runtime(source: str | Path | None) -> None:
-    """Raise a UserError if `source` is given and is not a folder of exactly these files."""
+    """Raise a UserError unless `source` is None or holds all files of the right version of ONNX Runtime Web."""
     if source is None:
         return
     remedy = f"give the folder dist of the npm package onnxruntime-web {VERSION}"

@@ -222,11 +222,7 @@ def _read_index(index: Path, name: str) -> list[str]:
 
 
 def read_json_object(path: Path, name: str) -> dict[str, Any]:
-    """Return the JSON object in a file of limited size.
-
-    Raises:
-        UserError: the file is damaged or too large.
-    """
+    """Return the JSON object in a file of limited size; raise a UserError if the file is damaged or too large."""
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise ValueError(f"it has more than {_MAX_JSON_BYTES:,} bytes, the most that hf_vit reads")

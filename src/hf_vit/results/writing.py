@@ -47,7 +47,7 @@ def new_file(path: Path) -> Generator[Path]:
         with explain_write_errors(path):
             remove_leftovers(path.parent, path.name)
             temporary.touch()
-            _permit_as(path, temporary)
+            _copy_permissions(path, temporary)
         yield temporary
         with explain_write_errors(path):
             temporary.replace(path)
@@ -119,7 +119,7 @@ def reject_url(path: str | Path) -> None:
 def hidden_sibling(path: Path, ending: str) -> Path:
     """Return a hidden name beside `path`, for its replacement ("tmp") or its previous version ("former")."""
     _TOKENS.add(token := uuid.uuid4().hex[:8])
-    return path.with_name(f".{_stem(path.name)}.{_this_host()}-{os.getpid()}-{token}.{ending}")
+    return path.with_name(f".{_shorten_name(path.name)}.{_this_host()}-{os.getpid()}-{token}.{ending}")
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
@@ -146,7 +146,7 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
                 path.unlink()
 
 
-def _permit_as(path: Path, new: Path) -> None:
+def _copy_permissions(path: Path, new: Path) -> None:
     """Give a new file the permissions of the file it will replace, always writable by its owner."""
     with suppress(FileNotFoundError):
         mode = path.lstat().st_mode
@@ -163,7 +163,7 @@ def _is_alive(process: int, token: str) -> bool:
     return token in _TOKENS if process == os.getpid() else psutil.pid_exists(process)
 
 
-def _stem(name: str) -> str:
+def _shorten_name(name: str) -> str:
     """Return a name short enough for a hidden file name (255 bytes at most): long names are cut and end with a hash."""
     encoded = os.fsencode(name)
     if len(encoded) <= _MAX_NAME_BYTES:
@@ -173,7 +173,7 @@ def _stem(name: str) -> str:
 
 def _stems(name: str) -> str:
     """Return a pattern of all stems that temporary files of this name may have; earlier versions did not cut names."""
-    return "|".join(re.escape(stem) for stem in {_stem(name), name} if len(stem) <= _MAX_NAME_BYTES)
+    return "|".join(re.escape(stem) for stem in {_shorten_name(name), name} if len(stem) <= _MAX_NAME_BYTES)
 
 
 def _this_host() -> str:

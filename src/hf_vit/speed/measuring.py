@@ -116,7 +116,7 @@ def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
     return peak
 
 
-def counted_flops(model: torch.nn.Module, function: Callable[[], Any]) -> int:
+def count_flops(model: torch.nn.Module, function: Callable[[], Any]) -> int:
     """Return the FLOPs of a call of a torch module, 2 per multiply-add, as torch's FlopCounterMode counts them.
 
     Matrix products, convolutions and attention count; norms, activations and softmax do not. Meanwhile parameters
@@ -147,7 +147,7 @@ class ForwardSpeed:
     peak_memory: int | None
 
 
-def noise_for(subject: "LoadedModel", batch: int) -> torch.Tensor:
+def make_noise(subject: "LoadedModel", batch: int) -> torch.Tensor:
     """Return preprocessed images of noise [B, C, H, W] in the model's input size, on its device.
 
     Raises:
@@ -160,7 +160,7 @@ def noise_for(subject: "LoadedModel", batch: int) -> torch.Tensor:
         height, width = subject.input_size
     pixels = np.random.default_rng(0).integers(0, 256, (batch, height, width, 3), np.uint8)
     pixel_values = subject.pixel_values([Image.fromarray(image) for image in pixels])
-    _forward(subject, pixel_values)()
+    _make_forward(subject, pixel_values)()
     return pixel_values
 
 
@@ -177,7 +177,7 @@ def measure_forwards(
     Returns:
         The speeds, and the cores that other processes used before or after, whichever was more.
     """
-    forwards = {name: _forward(subject, samples[name]) for name, subject in subjects.items()}
+    forwards = {name: _make_forward(subject, samples[name]) for name, subject in subjects.items()}
     first, load = next(iter(forwards)), others_load()
     seconds = take_turns(forwards, turns)
     load = max(load, others_load())
@@ -192,7 +192,7 @@ def measure_forwards(
     return speeds, load
 
 
-def _forward(subject: "LoadedModel", sample: torch.Tensor) -> Callable[[], Any]:
+def _make_forward(subject: "LoadedModel", sample: torch.Tensor) -> Callable[[], Any]:
     """Return a function that runs a model on images and waits until it is done."""
     model = subject.model.eval()
 

@@ -22,8 +22,8 @@ from hf_vit.conversion.targets.graphs.runtimes import (
     OPENVINO,
     Graph,
     Runtime,
-    openvino_engine,
-    openvino_graph,
+    make_openvino_engine,
+    make_openvino_graph,
 )
 from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, onnx_of_batches
 from hf_vit.errors import UserError
@@ -35,15 +35,7 @@ from hf_vit.inference.packing import pack
 from hf_vit.inference.plan import make_plan
 from hf_vit.models.configuration_hf_vit import HfBaseConfig, HfViTBaseConfig, HfViTConfig
 from hf_vit.results.writing import scratch_folder
-from hf_vit.speed.measuring import (
-    Quartiles,
-    counted_flops,
-    others_load,
-    peak_memory,
-    quartiles,
-    speed_ratio,
-    take_turns,
-)
+from hf_vit.speed.measuring import Quartiles, count_flops, others_load, peak_memory, quartiles, speed_ratio, take_turns
 from hf_vit.variants import variant_config
 
 NUM_LABELS = 1000
@@ -378,13 +370,13 @@ class OnEngine(nn.Module):
             if engine is not OPENVINO:
                 self.graph = _quantize_with_onnxruntime(program) if in_int8 else engine.compile(program, dtype)
                 return
-            graph = openvino_graph(program)
+            graph = make_openvino_graph(program)
         if in_int8:
             import nncf  # pyright: ignore[reportMissingImports]
 
             data = nncf.Dataset([images.numpy()])
             graph = nncf.quantize(graph, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=1)
-        self.graph = openvino_engine(graph, dtype)
+        self.graph = make_openvino_engine(graph, dtype)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.graph.run(images.contiguous(), ("outputs",))["outputs"]
@@ -542,7 +534,9 @@ def measure_cell(
             images_per_second=rate,
             ratios={other: speed_ratio(seconds, name, other) for other in names if other != name},
             memory=peak_memory(steps[name], cell.device) if memory else None,
-            utilisation=rate * _step_flops(cell, optimized="optimized" in name) / peak_flops if peak_flops else None,
+            utilisation=rate * _count_step_flops(cell, optimized="optimized" in name) / peak_flops
+            if peak_flops
+            else None,
         )
     steps.clear()
     gc.collect()
@@ -551,11 +545,11 @@ def measure_cell(
 
 
 @functools.cache
-def _step_flops(cell: Cell, *, optimized: bool) -> float:
+def _count_step_flops(cell: Cell, *, optimized: bool) -> float:
     """Return the FLOPs per image of a cell's step; a training step counts as three forward passes."""
     with torch.device("meta"):
         model = build("hf_vit", cell.shape, device="meta").eval()
         if optimized:
             make_plan(model, torch.float32).carry_out()
     images = torch.empty(1, 3, cell.shape.image_size, cell.shape.image_size, device="meta")
-    return counted_flops(model, lambda: model(images)) * (3 if cell.work == "training" else 1)
+    return count_flops(model, lambda: model(images)) * (3 if cell.work == "training" else 1)

@@ -12,7 +12,7 @@ from hf_vit.evaluation.runners import open_runner
 from hf_vit.hub.card import refresh_card
 from hf_vit.loading.start import find_dense_head
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
-from hf_vit.training.plan import Job, Run, Start, total_steps, use_bf16
+from hf_vit.training.plan import Job, Run, Start, count_steps, use_bf16
 from hf_vit.training.processes import is_main, report_on_main, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.run import ReportLine, get_seconds, read_run, run_job, train_once, write_run
@@ -291,7 +291,7 @@ def _tune(task: Task[Any], job: Job, start: Start, report_line: ReportLine) -> t
 
     Trials and training are separate runs in OUTPUT/checkpoints, so that a killed one can be resumed.
     """
-    steps = total_steps(job.recipe, start.data.num_examples("train"))
+    steps = count_steps(job.recipe, start.data.num_examples("train"))
     trial_steps = int(_TRIAL_SHARE * steps)
     if not trial_steps:
         raise UserError(

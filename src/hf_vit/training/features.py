@@ -87,6 +87,7 @@ def load_features(run: Run, transforms: Mapping[str, Any]) -> list[FeatureImages
 
 
 def _load_split(run: Run, split: str, transform: Any) -> FeatureImages:
+    """Return the features of a split; compute those that the cache does not hold for this model, data and machine."""
     model: Any = run.model
     # Synthetic images of several sizes have one digest.
     images_seen = "\n".join(f"{image.digest} {image.height}x{image.width}" for image in run.data.seen[split])

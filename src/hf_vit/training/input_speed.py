@@ -95,14 +95,14 @@ def measure_input(
                 if name != "model" and loader.num_workers:  # skip batches that were prepared during the last turn
                     for _ in range(2 * loader.num_workers + 2):
                         next(batches)
-                rates[name].append(_images_per_second(work, seconds / _TURNS))
+                rates[name].append(_measure_throughput(work, seconds / _TURNS))
         is_cached = bool(getattr(trainer.train_dataset, "is_cached", False))
     medians = {name: median(values) for name, values in rates.items()}
     workers = loader.num_workers
     return InputSpeed(**medians, micro_batch_size=run.micro_batch_size, num_workers=workers, is_cached=is_cached)
 
 
-def _images_per_second(work: Callable[[], int], seconds: float) -> float:
+def _measure_throughput(work: Callable[[], int], seconds: float) -> float:
     """Repeat a function that returns its number of images, and return the throughput."""
     images, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds or not images:

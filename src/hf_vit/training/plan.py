@@ -149,7 +149,7 @@ def micro_batch_size(batch_size: int, requested: int | None, accumulates: bool =
     return requested
 
 
-def total_steps(recipe: Recipe, images: int | None) -> int:
+def count_steps(recipe: Recipe, images: int | None) -> int:
     """Return the optimizer steps of a recipe; raise UserError for epochs of a stream of unknown length."""
     if recipe.steps is not None:
         return recipe.steps
@@ -248,7 +248,7 @@ def choose_attention(run: Run, model: PreTrainedModel) -> None:
         model.set_attn_implementation("eager")
 
 
-def training_arguments(run: Run, **changes: Any) -> TrainingArguments:
+def make_training_arguments(run: Run, **changes: Any) -> TrainingArguments:
     """Return a run's settings as arguments of transformers' Trainer; a task may replace some with `changes`."""
     recipe, options = run.recipe, run.options
     interval = max(1, -(-run.steps // limit_evaluation(run)[0]))

@@ -131,7 +131,9 @@ def require_same(name: str, value: str | int) -> None:
 
     values: list[str | int] = gather_object([value])
     if len(set(values)) > 1:
-        raise UserError(f"the processes have different {name} ({', '.join(map(str, values))}); give all the same")
+        raise UserError(
+            f"the processes have different {name} ({', '.join(map(str, values))}); give all processes the same"
+        )
 
 
 def _join(device: str | None, timeout: int) -> object:

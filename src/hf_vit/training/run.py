@@ -51,10 +51,10 @@ from hf_vit.training.plan import (
     Job,
     Run,
     Start,
+    count_steps,
     micro_batch_size,
     note_limited_evaluation,
     note_memory,
-    total_steps,
     use_bf16,
     vision_config,
     work_folder,
@@ -282,7 +282,7 @@ def prepare(task: Task[Any], job: Job, start: Start, report: ReportLine) -> Run:
         model=model,
         processor=processor,
         task=task.settings(),
-        steps=total_steps(job.recipe, start.data.num_examples("train")),
+        steps=count_steps(job.recipe, start.data.num_examples("train")),
         micro_batch_size=micro_batch_size(job.recipe.batch_size, job.options.micro_batch_size, task.accumulates),
         bf16=use_bf16(job.options, vision_config(model)),
         checkpoint=checkpoint,
@@ -640,7 +640,7 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
         data=DataFact(name=data.name, fingerprint=data.fingerprint, split="train", size=size, revision=data.revision),
         seconds=result.seconds,
         device=run.options.device,
-        values=task.values(run, result, run_values(run, result)),
+        values=task.values(run, result, collect_run_values(run, result)),
     )
     append_record(folder, record)
     base = run.source.path if run.source.family else None
@@ -658,7 +658,7 @@ def _tidy(output: Path, keep_checkpoints: bool) -> None:
     shutil.rmtree(removed, ignore_errors=True)
 
 
-def run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
+def collect_run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
     """Return the values that the record of every task has, with settings of the model that the recipe leaves open."""
     batch, images = run.recipe.batch_size, run.data.num_examples("train")
     unlabeled_ratio = run.task.get("unlabelled_ratio", 0)

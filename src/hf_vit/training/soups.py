@@ -106,25 +106,15 @@ def make_soup(
     Raises:
         UserError: there are fewer than two models, or they differ in more than their weights.
     """
-    report_line, output = report or (lambda line: None), Path(output)
+    report_line = report or (lambda line: None)
+    output = Path(output)
     if len(models) < 2:
         raise UserError(f"a model soup averages at least 2 models, but {len(models)} was given; name another model")
     if greedy and data is None:
         raise UserError("a greedy soup is chosen by validation accuracy; give a data set with --data")
     prepare_output(output)
     with quiet_transformers():
-        loaded = [load_model(model, device, as_classifier=True) for model in models]
-        names = [model.name for model in loaded]
-        for index, model in enumerate(loaded):
-            if model.processor is None:
-                raise UserError(
-                    f"{model.name} is a timm model, which cannot be averaged; give classifiers of hf_vit or "
-                    "transformers"
-                )
-            if names.count(model.name) > 1:
-                loaded[index] = replace(model, name=f"{model.name} #{index + 1}")
-        for other in loaded[1:]:
-            _require_same_config(loaded[0], other)
+        loaded = _load_classifiers(models, device)
         reading: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
         reading |= dict(image_size=loaded[0].image_size, skip_bad_images=skip_bad_images, check=False)
         images = None if data is None else load_data(data, **reading)
@@ -154,14 +144,7 @@ def make_soup(
         test = measure(soup_model, "test")
         soup = Soup(output, ingredients, accuracy(soup_model), None if test is None else cast(Any, test.result))
         used_names = [ingredient.name for ingredient in ingredients if ingredient.is_in]
-        recipe = {"soup": "greedy" if greedy else "uniform", "source": "arXiv 2203.05482"}
-        recipe["ingredients"] = ", ".join(used_names)
-        values: dict[str, Any] = {"recipe": recipe, "tried": len(ingredients)}
-        if (license := find_common_license([*map(str, models)])) is not None:
-            values["base_license"] = license
-        if soup.accuracy is not None:
-            values["validation_accuracy"] = soup.accuracy
-            values["validation_accuracies"] = {ingredient.name: ingredient.accuracy for ingredient in ingredients}
+        values = _describe_soup(soup, used_names, greedy, find_common_license([*map(str, models)]))
         validation_fact = None if test is None else replace(test.examination, split="validation").fact()
         free_output = prepare_output(output)
         with new_folder(free_output) as folder, explain_write_errors(free_output):
@@ -175,6 +158,35 @@ def make_soup(
                 save_protocol(test, folder=folder, command=command, device=device)
             write_card(folder)
     return soup
+
+
+def _load_classifiers(models: Sequence[str | Path], device: str | None) -> list[LoadedModel]:
+    """Load the models, each with a name of its own; raise UserError if they cannot be averaged."""
+    loaded = [load_model(model, device, as_classifier=True) for model in models]
+    names = [model.name for model in loaded]
+    for index, model in enumerate(loaded):
+        if model.processor is None:
+            raise UserError(
+                f"{model.name} is a timm model, which cannot be averaged; give classifiers of hf_vit or transformers"
+            )
+        if names.count(model.name) > 1:
+            loaded[index] = replace(model, name=f"{model.name} #{index + 1}")
+    for other in loaded[1:]:
+        _require_same_config(loaded[0], other)
+    return loaded
+
+
+def _describe_soup(soup: Soup, used_names: list[str], greedy: bool, license: str | None) -> dict[str, Any]:
+    """Return the values of the soup's training record."""
+    recipe = {"soup": "greedy" if greedy else "uniform", "source": "arXiv 2203.05482"}
+    recipe["ingredients"] = ", ".join(used_names)
+    values: dict[str, Any] = {"recipe": recipe, "tried": len(soup.ingredients)}
+    if license is not None:
+        values["base_license"] = license
+    if soup.accuracy is not None:
+        values["validation_accuracy"] = soup.accuracy
+        values["validation_accuracies"] = {ingredient.name: ingredient.accuracy for ingredient in soup.ingredients}
+    return values
 
 
 def _require_same_config(first: LoadedModel, other: LoadedModel) -> None:

@@ -88,32 +88,40 @@ def read_real_labels(path: str | os.PathLike[str], file_names: Sequence[str], nu
     labels = _read_json(file, remedy, missing)
     if not isinstance(labels, list) or not all(map(_is_labels, labels)):
         raise UserError(f"{file.name} is not a list with the class numbers of each image; {remedy}")
-    if unknown_labels := sorted({label for row in labels for label in row if not label < num_classes}):
+    unknown_labels = sorted({label for row in labels for label in row if not label < num_classes})
+    if unknown_labels:
         raise UserError(
             f"{file.name} has the class {unknown_labels[0]}, but the data set only has {num_classes:,} classes; give "
             "one with all classes of ImageNet"
         )
-    numbers = [_PUBLISHED.fullmatch(name) for name in file_names]
-    if all(numbers):
-        indices: Mapping[str, int] = {match[0]: int(match[1]) - 1 for match in numbers if match is not None}
+    indices = _index_images(file_names, len(labels), file.name)
+    highest = max(indices.values(), default=-1)
+    if highest >= len(labels):
+        raise UserError(
+            f"{file.name} has labels of {len(labels):,} images, but none of image number {highest + 1:,}; {remedy}"
+        )
+    return [labels[indices[name]] for name in file_names]
+
+
+def _index_images(file_names: Sequence[str], num_labels: int, labels_name: str) -> dict[str, int]:
+    """Return the index of every file in the published order, from the published names, else from the sorted names."""
+    matches = [_PUBLISHED.fullmatch(name) for name in file_names]
+    if all(matches):
+        indices = {match[0]: int(match[1]) - 1 for match in matches if match is not None}
     else:
         indices = {name: index for index, name in enumerate(sorted(file_names))}
-        if len(labels) != len(file_names):
+        if num_labels != len(file_names):
             raise UserError(
-                f"{file.name} has labels of {len(labels):,} images, but the split has {len(file_names):,} whose "
+                f"{labels_name} has labels of {num_labels:,} images, but the split has {len(file_names):,} whose "
                 "names are not ImageNet's (ILSVRC2012_val_00000001.JPEG); keep the published file names, or give "
                 "all images in their published order"
             )
     if len(indices) != len(file_names):
         raise UserError(
-            f"two images of the split have the same file name, so they cannot be matched with {file.name}; "
+            f"two images of the split have the same file name, so they cannot be matched with {labels_name}; "
             "keep ImageNet's published file names"
         )
-    if (highest := max(indices.values(), default=-1)) >= len(labels):
-        raise UserError(
-            f"{file.name} has labels of {len(labels):,} images, but none of image number {highest + 1:,}; {remedy}"
-        )
-    return [labels[indices[name]] for name in file_names]
+    return indices
 
 
 def _is_labels(value: Any) -> bool:
@@ -202,7 +210,8 @@ def objectnet(examination: Examination, *, mappings: str | os.PathLike[str] | No
 
 def map_classes(examination: Examination, folder: Path) -> dict[int, list[int]]:
     """Return class of the data -> correct classes of the model, for all classes with an entry in the mapping."""
-    labels, words = _read_names(folder / FOLDERS), _read_names(folder / CLASSES)
+    labels = _read_names(folder / FOLDERS)
+    words = _read_names(folder / CLASSES)
     words_by_class: dict[int, list[str]] = {}
     for index, name in enumerate(examination.data.label_names):
         label = labels.get(name, name)
@@ -210,7 +219,8 @@ def map_classes(examination: Examination, folder: Path) -> dict[int, list[int]]:
             words_by_class[index] = words[label].split("; ")
     all_words = sorted({word for class_words in words_by_class.values() for word in class_words})
     numbers = {name: index for index, name in enumerate(examination.subject.label_names(all_words))}
-    if unknown := [word for word in all_words if word not in numbers]:
+    unknown = [word for word in all_words if word not in numbers]
+    if unknown:
         raise UserError(
             f"the model lacks the class '{unknown[0]}' and {len(unknown) - 1} others of ObjectNet's mapping; "
             "give a classifier with ImageNet's class names"

@@ -26,7 +26,7 @@ from hf_vit.evaluation.reading import evaluation_mode
 from hf_vit.evaluation.runners import open_runner, prepare_engine
 from hf_vit.families import refuse_regression
 from hf_vit.hub.published_results import FEATURE_PROTOCOLS
-from hf_vit.loading.model import load_model
+from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.outputs import FEATURES, FeatureChoice, refuse_features
 from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.results.facts import Facts, Record
@@ -141,10 +141,16 @@ def evaluate_protocol(
     if protocol not in PROTOCOLS:
         raise UserError(f"--protocol {protocol} is unknown; choose one of {', '.join(PROTOCOLS)}")
     function = PROTOCOLS[protocol]
-    settings = _collect_settings(protocol, function, options) | _input_settings(protocol, max_num_patches, draft)
-    if (choice := FeatureChoice.parse(features, layers, norm, FEATURES[:3])) is not None:
+    settings = _collect_settings(protocol, function, options) | _collect_input_settings(
+        protocol, max_num_patches, draft
+    )
+    choice = FeatureChoice.parse(features, layers, norm, FEATURES[:3])
+    if choice is not None:
         if protocol not in FEATURE_PROTOCOLS:
-            raise UserError(f"--features are for {', '.join(FEATURE_PROTOCOLS)}; choose one of them, or leave it out")
+            raise UserError(
+                f"--features only works with --protocol {', '.join(FEATURE_PROTOCOLS)}; choose "
+                "one of them, or leave --features out"
+            )
         settings |= {"features": choice.kind, "layers": choice.layers, "norm": choice.norm}
     if runner == "ray" and protocol in SINGLE_PROCESS_PROTOCOLS:
         raise UserError(f"--protocol {protocol} does not work with --runner ray; leave --runner ray out")
@@ -157,47 +163,60 @@ def evaluate_protocol(
         evaluation_mode(model[0]) if isinstance(model, tuple) else nullcontext(),
         open_runner(runner, address, device) as ray,
     ):
-        needs_classifier = protocol not in (*FEATURE_PROTOCOLS, *TARGETS)
-        subject = load_model(model, device if ray is None else "cpu", as_classifier=needs_classifier)
-        if needs_classifier:
-            others = "few-shot, linear-probe or knn"
-            remedy = f"get its values with hf-vit predict, or choose {others}, which only need features"
-            refuse_regression(subject.model, subject.name, f"protocol {protocol}", remedy)
-        if choice is not None:
-            refuse_features(subject.model, choice)
+        loaded = _load_model(protocol, model, device if ray is None else "cpu", choice)
         if max_num_patches is None and not draft and protocol not in ONE_SIZE_PROTOCOLS:
-            max_num_patches = find_max_patches(subject)
+            max_num_patches = find_max_patches(loaded)
         if max_num_patches is not None:
-            subject = keep_image_sizes(subject, max_num_patches)
-        if subject.folder is not None:
-            Facts.load(subject.folder)  # raises now if facts.json is damaged, and not after the work
+            loaded = keep_image_sizes(loaded, max_num_patches)
         if isinstance(data, str):
             reading: dict[str, Any] = dict(streaming=streaming, skip_bad_images=skip_bad_images)
             reading |= dict(image_column=image_column, label_column=label_column)
-            if protocol == "vtab":
-                if unsupported := [name for name, value in reading.items() if value]:
-                    raise UserError(f"VTAB's tasks are read as published; leave {_format_options(unsupported)} out")
-                data = load_vtab(data, seed)
-            else:
-                reading |= dict(multi_label=protocol == "multi-label", target=TARGETS.get(protocol, "label"))
-                data = load_data(data, image_size=subject.image_size, **reading, check=False)
+            data = _load_data(protocol, data, loaded.image_size, seed, reading)
         if ray is not None and data.readers:
             raise UserError("--streaming and --runner ray cannot be combined; leave one of them out")
         counts = [number for number in (data.num_examples(split), num_images) if number is not None]
         is_plain = max_num_patches is None and choice is None
         optimize = optimize and is_plain and protocol not in UNOPTIMIZED_PROTOCOLS
-        options_of_model: Any = {"optimize": optimize, "max_num_patches": max_num_patches}
-        engine, remote = prepare_engine(subject, model, min(counts, default=None), ray, **options_of_model)
-        side = subject.draft_side if draft else None
-        how: dict[str, Any] = {"progress": progress, "num_workers": num_workers, "remote": remote, "draft_side": side}
-        how["choice"] = choice
-        examination = Examination(subject, data, split, num_images, batch_size, seed, **how)
+        engine, remote = prepare_engine(
+            loaded, model, min(counts, default=None), ray, optimize=optimize, max_num_patches=max_num_patches
+        )
+        draft_side = loaded.draft_side if draft else None
+        how: dict[str, Any] = dict(progress=progress, num_workers=num_workers, remote=remote, draft_side=draft_side)
+        examination = Examination(loaded, data, split, num_images, batch_size, seed, choice=choice, **how)
         start = time.perf_counter()
         result = function(examination, **options)
     return ProtocolRun(protocol, result, examination, settings, time.perf_counter() - start, None, engine)
 
 
-def _input_settings(protocol: str, max_num_patches: int | None, draft: bool) -> dict[str, Any]:
+def _load_model(protocol: str, model: Any, device: str | None, choice: FeatureChoice | None) -> LoadedModel:
+    """Load the model; raise UserError if the protocol cannot use it, or if the facts of its folder are damaged."""
+    needs_classifier = protocol not in (*FEATURE_PROTOCOLS, *TARGETS)
+    loaded = load_model(model, device, as_classifier=needs_classifier)
+    if needs_classifier:
+        others = "few-shot, linear-probe or knn"
+        remedy = f"get its values with hf-vit predict, or choose {others}, which only need features"
+        refuse_regression(loaded.model, loaded.name, f"protocol {protocol}", remedy)
+    if choice is not None:
+        refuse_features(loaded.model, choice)
+    if loaded.folder is not None:
+        Facts.load(loaded.folder)  # raises now if facts.json is damaged, and not after the work
+    return loaded
+
+
+def _load_data(
+    protocol: str, name: str, image_size: tuple[int, int] | None, seed: int, reading: dict[str, Any]
+) -> ImageData:
+    """Load the data of a protocol; `reading` are options of `load_data`, which VTAB's tasks do not have."""
+    if protocol != "vtab":
+        reading |= dict(multi_label=protocol == "multi-label", target=TARGETS.get(protocol, "label"))
+        return load_data(name, image_size=image_size, **reading, check=False)
+    unsupported = [option for option, value in reading.items() if value]
+    if unsupported:
+        raise UserError(f"VTAB's tasks are read as published; leave {_format_options(unsupported)} out")
+    return load_vtab(name, seed)
+
+
+def _collect_input_settings(protocol: str, max_num_patches: int | None, draft: bool) -> dict[str, Any]:
     """Return the settings that change the preparation of images; raise UserError if the protocol forbids them."""
     if max_num_patches is not None and protocol in ONE_SIZE_PROTOCOLS:
         raise UserError(f"--protocol {protocol} needs images of one size; leave --max-num-patches out")

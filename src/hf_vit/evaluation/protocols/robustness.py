@@ -37,7 +37,7 @@ EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 def fgsm(loss: Loss, pixels: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Attack pixels in 0..1 with one step of `epsilon` along the sign of the gradient."""
-    return (pixels + epsilon * gradient(loss, pixels).sign()).clamp(0, 1)
+    return (pixels + epsilon * compute_gradient(loss, pixels).sign()).clamp(0, 1)
 
 
 def pgd(
@@ -50,7 +50,7 @@ def pgd(
     low, high = (pixels - epsilon).clamp(min=0), (pixels + epsilon).clamp(max=1)
     moved = pixels if start is None else (pixels + epsilon * start).clamp(low, high)
     for _ in range(steps):
-        moved = (moved + 2.5 * epsilon / steps * gradient(loss, moved).sign()).clamp(low, high)
+        moved = (moved + 2.5 * epsilon / steps * compute_gradient(loss, moved).sign()).clamp(low, high)
     return moved
 
 
@@ -63,7 +63,7 @@ def check_differentiable(subject: LoadedModel) -> None:
         )
 
 
-def gradient(loss: Loss, pixels: torch.Tensor) -> torch.Tensor:
+def compute_gradient(loss: Loss, pixels: torch.Tensor) -> torch.Tensor:
     """Return the gradient of every image's loss with respect to its pixels, [B, C, H, W]."""
     with torch.enable_grad(), explain_memory_errors(pixels):
         leaf = pixels.detach().requires_grad_()
@@ -238,9 +238,9 @@ def patch_drop(
     patch = (0, 0)
     for batch, labels in examination.iterate_pixels("dropping patches"):
         values = crop_to_patches(model, batch)  # the model ignores the rest
-        patch = patch_px(model, (values.shape[2], values.shape[3]), patch_size)
+        patch = choose_patch_size(model, (values.shape[2], values.shape[3]), patch_size)
         filling = scale.values(torch.zeros_like(values)) if fill == "black" else values.mean(dim=(2, 3), keepdim=True)
-        patch_saliency = saliency(model, values, filling, patch)
+        patch_saliency = measure_saliency(model, values, filling, patch)
         ranks = _rank_patches(scale.pixels(values).clamp(0, 1), patch_saliency, examination.seed)
         for order, counts in hits.items():
             for index, share in enumerate(sorted_shares):
@@ -250,22 +250,31 @@ def patch_drop(
     return PatchDropResult(images, sorted_shares, accuracy, patch, fill)
 
 
-def patch_px(model: nn.Module, image_px: tuple[int, int], patch_size: int | None) -> tuple[int, int]:
-    """Return the (height, width) px of the patches to drop: the given size, the model's, or 1/14 of the image."""
-    config = getattr(model, "config", None)
-    family = family_of(getattr(config, "model_type", None))
-    if family is not None and not family.has_tokens:
-        config = None  # the patch_size of a ResNet is its total stride
-    stride = getattr(config, "patch_stride", None) or getattr(config, "patch_size", None)
-    stride = patch_size or stride or getattr(getattr(model, "patch_embed", None), "patch_size", None)
-    stride = stride or max(min(image_px) // _PATCHES, 1)
-    height, width = (stride, stride) if isinstance(stride, int) else (int(stride[0]), int(stride[1]))
+def choose_patch_size(model: nn.Module, image_px: tuple[int, int], patch_size: int | None) -> tuple[int, int]:
+    """Return the (height, width) px of the patches to drop: the given size, the model's, or 1/14 of the image.
+
+    Raises:
+        UserError: the image is smaller than a patch.
+    """
+    side = patch_size or _find_patch_size(model) or max(min(image_px) // _PATCHES, 1)
+    height, width = (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
     if height < 1 or width < 1 or height > image_px[0] or width > image_px[1]:
         raise UserError(
             f"patches of {height}x{width} px do not fit images of {image_px[0]}x{image_px[1]} px; give a "
             "smaller --patch-size"
         )
     return height, width
+
+
+def _find_patch_size(model: nn.Module) -> Any:
+    """Return the patch size of a transformer of hf_vit, transformers or timm, an int or a pair; else None."""
+    config = getattr(model, "config", None)
+    family = family_of(getattr(config, "model_type", None))
+    if family is not None and not family.has_tokens:
+        config = None  # the patch_size of a ResNet is its total stride
+    embedding = getattr(model, "patch_embed", None)  # of timm
+    size = getattr(config, "patch_stride", None) or getattr(config, "patch_size", None)
+    return size or getattr(embedding, "patch_size", None)
 
 
 def drop(
@@ -277,7 +286,9 @@ def drop(
     return torch.where(mask[:, None, : values.shape[2], : values.shape[3]], filling, values)
 
 
-def saliency(model: nn.Module, values: torch.Tensor, filling: torch.Tensor, patch: tuple[int, int]) -> torch.Tensor:
+def measure_saliency(
+    model: nn.Module, values: torch.Tensor, filling: torch.Tensor, patch: tuple[int, int]
+) -> torch.Tensor:
     """Return the saliency of every patch, [B, h, w], see `patch_drop`; exact for a linear model.
 
     The logit minus the mean logit is used because, unlike a probability, it does not saturate.
@@ -287,7 +298,7 @@ def saliency(model: nn.Module, values: torch.Tensor, filling: torch.Tensor, patc
         logits = compute_logits(model, pixels)
         return logits.max(dim=1).values - logits.mean(dim=1)
 
-    losses = (gradient(margin, values) * (values - filling)).sum(dim=1, keepdim=True)
+    losses = (compute_gradient(margin, values) * (values - filling)).sum(dim=1, keepdim=True)
     down, right = -values.shape[2] % patch[0], -values.shape[3] % patch[1]
     padded = F.pad(losses, (0, right, 0, down))
     return F.avg_pool2d(padded, patch, divisor_override=1)[:, 0].abs()
@@ -371,6 +382,7 @@ def _zoom_blur(picture: Picture, end_and_step: tuple[float, float], generator: n
 
 
 def _brightness(picture: Picture, shift: float, generator: np.random.Generator) -> Picture:
+    """Add `shift` to the value of every pixel in the color space HSV."""
     from skimage.color import hsv2rgb, rgb2hsv
 
     values = rgb2hsv(picture)

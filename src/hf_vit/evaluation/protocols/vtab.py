@@ -81,6 +81,7 @@ class ImageFiles:
         return len(self.files)
 
     def __getitem__(self, row: int, /) -> tuple[Image.Image, int]:
+        """Return an image, transformed if the task does so, and its label."""
         try:
             image = decode_image(self.files[row])
             return self.transform(image) if self.transform else image, self.labels[row]
@@ -115,7 +116,7 @@ class DSprites(Dataset[tuple[Image.Image, int]]):
     def __init__(self, folder: Path, factor: int, num_classes: int) -> None:
         self.file = folder / FILE
         with zipfile.ZipFile(self.file) as archive, archive.open("imgs.npy") as file:
-            shape = _shape(file)
+            shape = _read_shape(file)
         with np.load(self.file, allow_pickle=False) as arrays:
             factors: NDArray[np.int64] = arrays["latents_classes"]
         self.labels = (factors[:, factor] // (SIZES[factor] / num_classes)).astype(np.int64)
@@ -135,7 +136,7 @@ class DSprites(Dataset[tuple[Image.Image, int]]):
 def _read_bits(path: Path) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     """Read all n images of h x w px as bits, [n, h * w / 8], and return them with (h, w)."""
     with zipfile.ZipFile(path) as archive, archive.open("imgs.npy") as file:
-        total, height, width = _shape(file)
+        total, height, width = _read_shape(file)
         parts: list[NDArray[np.uint8]] = []
         for start in range(0, total, _AT_ONCE):
             count = min(_AT_ONCE, total - start)
@@ -144,7 +145,7 @@ def _read_bits(path: Path) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     return np.concatenate(parts), (height, width)
 
 
-def _shape(file: IO[bytes]) -> tuple[int, ...]:
+def _read_shape(file: IO[bytes]) -> tuple[int, ...]:
     """Read the shape in the header of a .npy file of bytes."""
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("imgs.npy is not of version 1.0 of the .npy format")
@@ -207,31 +208,31 @@ def parse_example(message: bytes) -> dict[str, bytes | int]:
     An Example has the field Features, which has entries of a name (field 1) and a list of values (field 2) of a kind.
     """
     values: dict[str, bytes | int] = {}
-    for _, features in _fields(message):
-        for _, entry in _fields(_message(features)):
-            entry_fields = dict(_fields(_message(entry)))
-            for kind, stored_values in _fields(_message(entry_fields[2])):
-                first = next((value for _, value in _fields(_message(stored_values))), b"")
+    for _, features in _iterate_fields(message):
+        for _, entry in _iterate_fields(_require_message(features)):
+            entry_fields = dict(_iterate_fields(_require_message(entry)))
+            for kind, stored_values in _iterate_fields(_require_message(entry_fields[2])):
+                first = next((value for _, value in _iterate_fields(_require_message(stored_values))), b"")
                 if kind == _INT64_LIST and isinstance(first, bytes):  # packed
-                    first = _varint(first, 0)[0]
+                    first = _decode_varint(first, 0)[0]
                 if kind in (_BYTES_LIST, _INT64_LIST):
-                    values[_message(entry_fields[1]).decode()] = first
+                    values[_require_message(entry_fields[1]).decode()] = first
     return values
 
 
-def _message(value: bytes | int) -> bytes:
+def _require_message(value: bytes | int) -> bytes:
     """Return a value that must be a protobuf message; raise ValueError for a number."""
     if not isinstance(value, bytes):
         raise ValueError("a field holds a number instead of nested data")
     return value
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
+def _iterate_fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
     """Iterate over (field number, value) of a protobuf message with integers (wire type 0) and bytes (wire type 2)."""
     position = 0
     while position < len(message):
-        key, position = _varint(message, position)
-        value, position = _varint(message, position)
+        key, position = _decode_varint(message, position)
+        value, position = _decode_varint(message, position)
         if key & 7 == 2:
             if position + value > len(message):
                 raise ValueError("the record ends in the middle of a field")
@@ -243,7 +244,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
             raise ValueError(f"a field has the unknown protobuf wire type {key & 7}")
 
 
-def _varint(message: bytes, position: int) -> tuple[int, int]:
+def _decode_varint(message: bytes, position: int) -> tuple[int, int]:
     """Decode an integer with seven bits in every byte, the lowest first; return it and the position after it."""
     value = shift = 0
     while True:
@@ -282,6 +283,8 @@ def published(root: Path, dataset: Callable[..., Any]) -> Parts:
 
 
 def pets(root: Path) -> Parts:
+    """Return the images of Oxford-IIIT Pet by their breed."""
+
     def part(split: str) -> ImageFiles:
         attributes = vars(OxfordIIITPet(root, split=split))  # it takes no loader, and reading labels decodes images
         return ImageFiles(attributes["_images"], attributes["_labels"])
@@ -323,14 +326,14 @@ def retinopathy(root: Path) -> Parts:
         with (folder / table).open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if usage is None or row["Usage"] == usage]
         files = [folder / images / f"{row['image']}.jpeg" for row in rows]
-        return ImageFiles(files, [int(row["level"]) for row in rows], scaled_retina)
+        return ImageFiles(files, [int(row["level"]) for row in rows], scale_retina)
 
     train = part("train", "trainLabels.csv", None)
     solution = "retinopathy_solution.csv"
     return Parts(train, part("test", solution, "Public"), part("test", solution, "Private"))
 
 
-def scaled_retina(image: Image.Image) -> Image.Image:
+def scale_retina(image: Image.Image) -> Image.Image:
     """Prepare an image as the winner of the competition did, which VTAB uses ("btgraham-300").
 
     The eye is scaled to a radius of 300 px, the local mean is subtracted, and everything outside of 90% of the radius
@@ -470,6 +473,7 @@ class NorbImages(Dataset[tuple[Image.Image, int]]):
 
 
 def small_norb(root: Path, column: int, unit: int) -> Parts:
+    """Return the images of small NORB by a column of their info files, divided by `unit`."""
     train = NorbImages(root / "smallnorb", "training", column, unit)
     testing = NorbImages(root / "smallnorb", "testing", column, unit)
     validation, test = cut_rows(len(testing), len(testing) // 2)  # no validation images were published
@@ -660,13 +664,13 @@ def _open_task(task: Task, root: Path, seed: int) -> ImageData:
         "test": (parts.test, np.arange(len(parts.test))),
     }
     for images, rows in splits.values():
-        if isinstance(images, ImageFiles):
-            missing_files = [images.files[row] for row in rows.tolist() if not images.files[row].is_file()]
-            if missing_files:
-                raise UserError(
-                    f"{problem}, but {missing_files[0].relative_to(root)} and {len(missing_files) - 1:,} other files "
-                    "are missing; download the task again"
-                )
+        paths = [images.files[row] for row in rows.tolist()] if isinstance(images, ImageFiles) else []
+        missing_files = [path for path in paths if not path.is_file()]
+        if missing_files:
+            raise UserError(
+                f"{problem}, but {missing_files[0].relative_to(root)} and {len(missing_files) - 1:,} other files "
+                "are missing; download the task again"
+            )
     files = (path for path in folder.rglob("*") if path.is_file())
     states = {path.relative_to(root).as_posix(): f"{path.stat().st_size}" for path in files}
     return ImageData(

@@ -326,7 +326,7 @@ _VIT5_SOURCE = (
     "defaults of its main.py"
 )
 _VIT5: dict[str, Any] = dict(
-    **dict(dropout=0.0, min_learning_rate=1e-5, drop_path=0.05, average_decay=0.99996, **_PX_224, **_CROP),
+    **dict(dropout=0.0, min_learning_rate=1e-5, drop_path=0.05, average_decay=0.99996, **_PX_224, **_CROP)
 )
 _recipe(
     "vit5",

@@ -37,6 +37,7 @@ class ClassifierTask(MeasuredTask):
         return "multi-label" if data.multi_label else "top1"
 
     def collator(self, run: Run) -> ImageCollator:
+        """Return the collator, which mixes images as the recipe says and pads images of different shapes."""
         augmentation = run.recipe.augmentation
         mixing = augmentation.mixup_alpha, augmentation.cutmix_alpha
         has_sizes = keeps_shapes(run.processor) and not run.options.cache_features
@@ -57,12 +58,14 @@ class ClassifierTask(MeasuredTask):
         )
 
     def prepare_trainer(self, run: Run) -> dict[str, Any]:
+        """Return the metrics for the kind of labels, and the arguments for weights, loss and sampling."""
         if run.data.multi_label:
             return {"compute_metrics": compute_multi_label_scores, **configure_weights(run)}
         metrics = {"compute_metrics": compute_metrics, "preprocess_logits_for_metrics": summarize_logits}
         return metrics | configure_weights(run)
 
     def values(self, run: Run, result: FinetuneResult, shared: dict[str, Any]) -> dict[str, Any]:
+        """Add what the record says about the head, and the accuracy of guessing."""
         values, keeps_head = super().values(run, result, shared), _keeps_head(run)
         head_bias = None if keeps_head else run.recipe.initial_head_bias(len(run.data.label_names))
         values["recipe"] |= {"new_head": not keeps_head, "head_bias": head_bias}
@@ -122,6 +125,7 @@ class Classification(ClassifierTask):
         return build_for_classes(start, recipe, own_shapes=True, problem_type="multi_label_classification")
 
     def transforms(self, run: Run) -> tuple[Any, Any]:
+        """Return the transforms of training and evaluation; they keep the shape of images if the processor does."""
         if not keeps_shapes(run.processor):
             return super().transforms(run)
         own = run.processor, run.config.patch_stride

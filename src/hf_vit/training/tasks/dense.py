@@ -126,7 +126,7 @@ def build_dense_model(
     return model, _make_processor(kind, source, backbone.config)
 
 
-def model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
+def make_model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a collator's batch to the arguments of the model's forward, with labels in the format of its loss.
 
     The batch has "pixel_values" [B, C, H, W] and possibly "labels": class maps [B, H, W] with 255 for ignored pixels,
@@ -290,7 +290,7 @@ class DenseTrainer(HfViTTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """Return the loss of the model."""
-        outputs = model(**model_inputs(cast(Any, self.bare_model()), inputs))
+        outputs = model(**make_model_inputs(cast(Any, self.bare_model()), inputs))
         # Without pixels transformers' loss is NaN, so it is replaced by 0.
         loss = self._weight_loss(outputs.loss, inputs) if self._count(inputs) else 0 * outputs.logits.sum()
         return (loss, outputs) if return_outputs else loss
@@ -328,7 +328,7 @@ class DenseTrainer(HfViTTrainer):
         """Add a batch to the metrics of the judge, and return nothing for transformers' loop to store."""
         network, batch = cast(Any, self.bare_model()), self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            outputs = network(**model_inputs(network, batch))
+            outputs = network(**make_model_inputs(network, batch))
             answers = self._judge.answers(outputs, batch)
         count = int(self._count(batch))
         self._gather([] if outputs.loss is None or not count else [(float(outputs.loss), count)], answers)
@@ -357,7 +357,7 @@ def _list_sizes(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
     return [(int(height), int(width))] * count
 
 
-def segmentation_judge(processor: Any, names: list[str]) -> Judge:
+def make_segmentation_judge(processor: Any, names: list[str]) -> Judge:
     """Make the judge of segmentation, which counts the pixels of every class and computes the mean IoU."""
     meter = SegmentationMeter(len(names))
 
@@ -372,7 +372,7 @@ def segmentation_judge(processor: Any, names: list[str]) -> Judge:
     return Judge(meter.update, pair_maps, compute_scores)
 
 
-def detection_judge(processor: Any, names: list[str]) -> Judge:
+def make_detection_judge(processor: Any, names: list[str]) -> Judge:
     """Make the judge of detection, which computes the average precision of boxes."""
     meter = DetectionMeter()
 
@@ -454,10 +454,7 @@ class HeadTask(MeasuredTask):
         return f"{run.describe()}; {self.task}, head {self.head}"
 
     def prepare_trainer(self, run: Run) -> dict[str, Any]:
-        return {
-            "new_judge": lambda: type(self).judge(run.processor, run.data.label_names),
-            **configure_weights(run),
-        }
+        return {"new_judge": lambda: type(self).judge(run.processor, run.data.label_names), **configure_weights(run)}
 
 
 @final
@@ -468,7 +465,7 @@ class Segmentation(HeadTask):
     target = "mask"
     task = "segmentation"
     metrics = ("mean_iou", "pixel_accuracy")
-    judge = segmentation_judge
+    judge = make_segmentation_judge
 
     def restore_test(self, evaluation: Record, model: PreTrainedModel) -> SegmentationResult:
         """Return the test result that a record holds."""
@@ -486,7 +483,7 @@ class Detection(HeadTask):
     target = "objects"
     task = "detection"
     metrics = ("ap", "ap50")
-    judge = detection_judge
+    judge = make_detection_judge
 
     def restore_test(self, evaluation: Record, model: PreTrainedModel) -> DetectionResult:
         """Return the test result that a record holds."""

@@ -17,7 +17,7 @@ from transformers import AutoModelForMaskedImageModeling, PreTrainedConfig, PreT
 from hf_vit.errors import UserError
 from hf_vit.loading.start import build_model, build_processor
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
-from hf_vit.models.pretraining_hf_vit import image_patches, join_patches
+from hf_vit.models.pretraining_hf_vit import cut_patches, join_patches
 from hf_vit.results.figures import new_figure, save_figure
 from hf_vit.training.plan import Run, Start
 from hf_vit.training.tasks.task import PretextTask, load_validation_images
@@ -200,7 +200,7 @@ def draw_predictions(
     rows = {"image": colors[0], "prediction": colors[1]}
     if masked is not None:
         grid = config.grid_of(*images.shape[2:])
-        true_patches, predicted_patches = (image_patches(values, config.patch_stride) for values in colors)
+        true_patches, predicted_patches = (cut_patches(values, config.patch_stride) for values in colors)
         is_masked = masked[:, :, None, None, None]
         rows = {
             "image": colors[0],

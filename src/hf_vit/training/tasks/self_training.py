@@ -100,6 +100,7 @@ class UnlabeledCollator:
         self._collate_labeled, self._join = ImageCollator(num_labels), join
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Collate the labeled images, and add the unlabeled ones that training examples carry."""
         batch = self._collate_labeled(examples)
         if UNLABELLED not in examples[0]:
             return batch

@@ -37,7 +37,7 @@ from hf_vit.loading.model import load_model
 from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.results.facts import Facts, Record
 from hf_vit.training.features import bypass_backbone, load_features
-from hf_vit.training.plan import Run, Start, choose_attention, limit_evaluation, log_folder, training_arguments
+from hf_vit.training.plan import Run, Start, choose_attention, limit_evaluation, log_folder, make_training_arguments
 from hf_vit.training.trainer.callbacks import Clock, Patience, StopOnTermination, find_callbacks
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import choose_optimizer
@@ -228,7 +228,7 @@ class Task(ABC, Generic[Result]):
             validation_images = transform_split(drawn_images, "validation", validation)
         trainer = self.trainer_class(
             model=run.model,
-            args=training_arguments(run, **self.arguments),
+            args=make_training_arguments(run, **self.arguments),
             train_dataset=train_images,
             eval_dataset=validation_images,
             data_collator=self.collator(run),
@@ -264,6 +264,7 @@ class FinetuneResult(TrainingResult):
     pushed: PushResult | None = None
 
     def overview(self) -> dict[str, object]:
+        """Return the scores, the best checkpoint, and where the model was pushed."""
         (metric, validation), *_ = self.validation.items()
         (test_metric, test), *_ = self.test.headline().items()
         scores = {

@@ -44,6 +44,7 @@ class LiveProgress(ProgressCallback):
     def on_log(
         self, args: Arguments, state: State, control: Control, logs: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
+        """Show epoch, loss and scores beside the progress bar."""
         texts = {"epoch": "epoch {:.1f}", "loss": "loss {:.3f}", **_SCORES}
         self._news |= {key: text.format(logs[key]) for key, text in texts.items() if logs and key in logs}
         if self.training_bar is not None:

@@ -41,8 +41,8 @@ from hf_vit.training.trainer.sampling import (
     EpochSampler,
     SeededDataset,
     SeededStream,
+    make_stream_loader,
     return_unchanged,
-    stream_loader,
 )
 from hf_vit.training.trainer.sharing import check_trainer, share_training
 from hf_vit.training.trainer.weights import LoraAdapter, WeightAverage
@@ -192,7 +192,7 @@ class HfViTTrainer(Trainer):
         if isinstance(self.train_dataset, IterableDataset) or not hasattr(self.train_dataset, "__len__"):
             stream = SeededStream(self.train_dataset, seed, rank, world)
             options |= {"batch_size": size, "drop_last": drop_last}
-            self.stream = stream_loader(stream, self.data_collator, device, **options)
+            self.stream = make_stream_loader(stream, self.data_collator, device, **options)
             if self._checkpoint is not None and (path := self._stream_file(self._checkpoint)).is_file():
                 self.stream.load_state_dict(torch.load(path, weights_only=True))
                 args.ignore_data_skip = True  # the stream itself continues at the right image
@@ -227,7 +227,7 @@ class HfViTTrainer(Trainer):
         """Return the model's loss, on smoothed labels while it trains."""
         labels = inputs.get("labels")
         if labels is not None and model.training:
-            soft = self._training_labels(labels)
+            soft = self._make_training_labels(labels)
             if num_items_in_batch is not None:
                 # The Trainer counts label elements, and a row of probabilities has K of them.
                 num_items_in_batch = num_items_in_batch * (soft.numel() // labels.numel())
@@ -245,7 +245,7 @@ class HfViTTrainer(Trainer):
         """Return the number of images in a micro-batch, for tasks in which the Trainer does not count labels."""
         return next((len(value) for value in batch.values() if isinstance(value, torch.Tensor) and value.ndim), 1)
 
-    def _training_labels(self, labels: torch.Tensor) -> torch.Tensor:
+    def _make_training_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Convert class indices [B] or probabilities [B, K] to the targets of the loss, smoothed if requested."""
         smoothing = self.args.label_smoothing_factor
         if isinstance(self.compute_loss_func, BinaryCrossEntropy | WeightedCrossEntropy):
@@ -495,6 +495,7 @@ class _BetweenSteps(TrainerCallback):
         self.trainer._begin_training()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Update the average of the weights, and a stream's share of the training."""
         if self.trainer.average is not None:
             self.trainer.average.update()
         if self.trainer.stream is not None:  # a stream has no epochs: this is the share of the training done so far

@@ -20,7 +20,7 @@ def smooth_labels(labels: torch.Tensor, num_labels: int, smoothing: float) -> to
     return soft * (1 - smoothing) + smoothing / num_labels
 
 
-def _mean(losses: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
+def _average(losses: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
     """Return the mean of losses [B] of images with labels [B, K], or their share in the mean of accumulated batches."""
     if num_items_in_batch is None:
         return losses.mean()
@@ -60,7 +60,7 @@ class BinaryCrossEntropy:
             return soft_cross_entropy(outputs, labels, num_items_in_batch)
         logits = outputs.logits.float()
         losses = F.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none").sum(dim=1)
-        return _mean(losses, labels, num_items_in_batch)
+        return _average(losses, labels, num_items_in_batch)
 
 
 @final
@@ -98,4 +98,4 @@ class WeightedCrossEntropy:
         logits = outputs.logits.float()
         weights = torch.tensor(self.weights, device=logits.device)
         losses = F.cross_entropy(logits, labels.to(logits), weight=weights, reduction="none")
-        return _mean(losses, labels, num_items_in_batch)
+        return _average(losses, labels, num_items_in_batch)

@@ -249,7 +249,7 @@ class StreamCollator:
             return self.collator(clean_examples)
 
 
-def stream_loader(
+def make_stream_loader(
     stream: SeededStream, collator: Collator, device: torch.device | None = None, **options: Any
 ) -> DataLoader[Any]:
     """Return a loader of a stream's batches that can store and resume its position (`state_dict`, `load_state_dict`).

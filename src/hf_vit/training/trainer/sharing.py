@@ -65,30 +65,40 @@ def check_trainer(trainer: Any, token: str | None, private: bool | None) -> str:
     )
 
 
+def _get_last(trainer: Any, key: str) -> float | None:
+    """Return the last value that the trainer logged under a key."""
+    return next((entry[key] for entry in reversed(trainer.state.log_history) if key in entry), None)
+
+
+def _collect_values(trainer: Any) -> dict[str, Any]:
+    """Return the values of the training's record: recipe, steps, scores, and the base model with its license."""
+    settings = {name: getattr(trainer.args, name) for name in _RECIPE}
+    settings = {name: value for name, value in settings.items() if value not in (None, False, -1)}
+    recipe = {name: getattr(value, "value", value) for name, value in settings.items()}  # the value of an enum
+    values: dict[str, Any] = {"recipe": recipe, "steps": trainer.state.global_step}
+    scores = {name: _get_last(trainer, key) for name, key in _LOGGED.items()}
+    values |= {name: value for name, value in scores.items() if value is not None}
+    base = _get_base_model(trainer)
+    if base is not None:
+        values["base_model"] = base if not Path(base).exists() else Path(base).name
+        license = find_license(base)
+        if license:
+            values["base_license"] = license
+    return values
+
+
 def share_training(
     trainer: Any, message: str, token: str | None, revision: str | None, private: bool | None
 ) -> PushResult:
     """Record a training in the output folder of its model, and push the folder."""
-    arguments, history = trainer.args, trainer.state.log_history
+    arguments = trainer.args
     folder = Path(str(arguments.output_dir))
-
-    def last(key: str) -> float | None:
-        return next((entry[key] for entry in reversed(history) if key in entry), None)
-
-    settings = {name: getattr(arguments, name) for name in _RECIPE}
-    settings = {name: value for name, value in settings.items() if value not in (None, False, -1)}
-    recipe = {name: getattr(value, "value", value) for name, value in settings.items()}  # the value of an enum
-    values: dict[str, Any] = {"recipe": recipe, "steps": trainer.state.global_step}
-    values |= {name: value for name, key in _LOGGED.items() if (value := last(key)) is not None}
-    if (base := _get_base_model(trainer)) is not None:
-        values["base_model"] = base if not Path(base).exists() else Path(base).name
-        values |= {"base_license": license} if (license := find_license(base)) else {}
     record = new_record(
         "training",
-        values=values,
+        values=_collect_values(trainer),
         seed=arguments.seed,
         data=trainer.data_fact or _name_data(trainer.train_dataset),
-        seconds=last("train_runtime"),
+        seconds=_get_last(trainer, "train_runtime"),
         device=str(arguments.device),
     )
     append_record(folder, record)
