@@ -241,7 +241,7 @@ def train(
     labels = words["input_ids"].masked_fill(words["attention_mask"] == 0, -100)  # -100: no loss on padding
     model = captioner.model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, count_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     losses: list[float] = []
     for rows in _batches(len(images), steps, seed):
         loss = model(pixel_values=captioner.pixels([images[row] for row in rows]), labels=labels[rows]).loss
