@@ -58,6 +58,7 @@ class Recording:
     """The recorded results of the original code."""
 
     def __init__(self, path: str | Path) -> None:
+        """Read the images and the other float arrays of a recording, and check the shape of the images."""
         if not Path(path).is_file():
             raise UserError(f"the recording {path} does not exist; give the path of an .npz file with recorded arrays")
         with NpzReader(path) as reader:
@@ -505,8 +506,10 @@ def collect_facts(
 
 def describe(result: ConversionResult) -> str:
     """Return a few lines about a result: the model, the counts and the comparison."""
-    plan, verification = result.plan, result.verification
-    head = f"{plan.config.num_labels} labels{' (new head)' if plan.new_head else ''}" if plan.has_head else "no head"
+    plan = result.plan
+    verification = result.verification
+    new_note = " (new head)" if plan.new_head else ""
+    head = f"{plan.config.num_labels} labels{new_note}" if plan.has_head else "no head"
     lines = [
         f"{plan.origin}: {_describe_network(plan)}, {head}",
         f"keys: {len(plan.consumed)} used, {len(plan.ignored)} ignored"

@@ -97,7 +97,8 @@ def _print_table(results: "list[ModelResult]", speed: "SpeedResult | None") -> N
 
     from hf_vit.comparison.tables import explain_table, make_rows
 
-    rows, console = make_rows(results, speed), Console()
+    rows = make_rows(results, speed)
+    console = Console()
     name, *headers = rows[0]
     for start in range(0, len(headers), _COLUMNS):
         columns = [name, *headers[start : start + _COLUMNS]]

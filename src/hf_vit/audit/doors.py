@@ -269,12 +269,13 @@ def _run_without_package(name: str, loaded: LoadedModel, files: Sequence[Path], 
 
 
 def _run_graph(runtime: Runtime, loaded: LoadedModel, files: Sequence[Path], scratch: Path) -> Answers:
-    """Export the model, which certifies the graph, and return the graph's answers."""
+    """Export the model, and return the answers of the graph and what its certificate says."""
     target = find_target(runtime.target)
     with _explain_refusals():
         target.require_libraries()
         target.refuse_inexpressible(cast(PreTrainedModel, loaded.model))
-    export(scratch / "model", folder := scratch / runtime.target, runtime.target)
+    folder = scratch / runtime.target
+    export(scratch / "model", folder, runtime.target)
     certificate = Certificate.read(folder / CERTIFICATE)
     assert certificate is not None
     return _run_model(load_model(str(folder), "cpu"), files), certificate.measured_with, certificate.describe()
@@ -312,7 +313,9 @@ def _run_page(loaded: LoadedModel, files: Sequence[Path], scratch: Path, runtime
         try:
             logits = torch.tensor([answers.get(timeout=_SECONDS) for _ in files])
         except queue.Empty as error:
-            raise UserError(f"the page in {Path(program).name} gave no answer within {_SECONDS} s") from error
+            raise UserError(
+                f"the page in {Path(program).name} gave no answer within {_SECONDS} s; try again on an idle machine"
+            ) from error
         finally:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):

@@ -251,15 +251,19 @@ def _find_base_models(config: ModelConfig, trainings: Sequence[Record]) -> tuple
 def _describe_emissions(training: Record) -> dict[str, Any] | None:
     """Return the metadata for grams of CO2 (docs/hub/model-cards-co2); None if no power was stated."""
     energy = training.values.get("energy")
-    if not isinstance(energy, dict) or not isinstance(grams := energy.get("grams_co2"), float | int):
+    grams = energy.get("grams_co2") if isinstance(energy, dict) else None
+    if not isinstance(energy, dict) or not isinstance(grams, float | int):
         return None
-    watts, intensity = energy.get("stated_watts"), energy.get("stated_grams_co2_per_kwh")
+    watts = energy.get("stated_watts")
+    intensity = energy.get("stated_grams_co2_per_kwh")
     metadata: dict[str, Any] = {
         "emissions": grams,
         "source": f"{training.seconds:g} s measured by hf-vit x {watts} W x {intensity} g/kWh, which the author states",
         "training_type": "fine-tuning" if training.values.get("base_model") else "pre-training",
     }
-    return metadata | ({"hardware_used": str(name)} if (name := training.hardware.get("name")) else {})
+    if training.hardware.get("name"):
+        metadata["hardware_used"] = str(training.hardware["name"])
+    return metadata
 
 
 def find_metadata_errors(card: str) -> list[str]:

@@ -167,12 +167,15 @@ def build_residual_stages(
         config: names `stage_depths` and `stem_width`.
         build_unit: makes a unit from config, input channels, width and stride.
     """
-    channels, stages = config.stem_width, nn.ModuleList()
+    channels = config.stem_width
+    stages = nn.ModuleList()
     for index, depth in enumerate(config.stage_depths):
-        width, units = config.stem_width * 2**index, nn.Sequential()
+        width = config.stem_width * 2**index
+        units = nn.Sequential()
         for unit in range(depth):
-            units.append(build_unit(config, channels, width, 2 if unit == 0 and index > 0 else 1))
-            channels = 4 * width
+            stride = 2 if unit == 0 and index > 0 else 1
+            units.append(build_unit(config, channels, width, stride))
+            channels = 4 * width  # a unit returns four times its inner width
         stages.append(units)
     return stages, channels
 
