@@ -144,6 +144,9 @@ def test_unchanged_images_are_not_read_again(kind, tmp_path, monkeypatch):
     (note,) = (again := load())[2]
     assert again == (*first[:2], [note])
     assert note.startswith("1,000 of 1,000 images were not read")
+    kept = load_data(source, keep=True)  # for a training, which needs the pixels at once
+    assert kept.seen["train"][0].pixels is not None
+    assert not any("earlier check" in note for note in kept.notes)
     picture(999_999).save(folder / "cat" / "000.png")
     picture(999_998).save(folder / "cat" / "new.png")
     (folder / "dog" / "000.png").unlink()

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 512 << 20
 _PREPARED_AT_ONCE = 64
+_SAMPLED_AT_ONCE = 4
+_SMALL_BYTES = 1 << 20  # of a prepared image
 _LOADED_AT_ONCE = 8  # images of a batch that are decoded together, which may be photographs of 50 MB each
 
 
@@ -111,12 +113,19 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         if total == 0 or cache_bytes <= 0:
             return None
         # A sample predicts whether all will fit; as sizes may vary, the sum is checked below as well.
-        sample = self._load(range(0, total, max(1, total // 16)))
-        if sum(map(_count_bytes, sample)) / len(sample) * total > cache_bytes:
+        sample: list[Any] = []
+        rows = range(0, total, max(1, total // 16))
+        for start in range(0, len(rows), _SAMPLED_AT_ONCE):
+            sample += self._load(rows[start : start + _SAMPLED_AT_ONCE])
+            mean_bytes = sum(map(_count_bytes, sample)) / len(sample)
+            if mean_bytes * total > 2 * cache_bytes:  # photographs: the rest of the sample would take seconds
+                return None
+        if mean_bytes * total > cache_bytes:
             return None
         prepared: list[Any] = []
         used_bytes = 0
-        chunk_size = _PREPARED_AT_ONCE if self._scans is not None else _LOADED_AT_ONCE
+        is_small = self._scans is not None or mean_bytes < _SMALL_BYTES
+        chunk_size = _PREPARED_AT_ONCE if is_small else _LOADED_AT_ONCE
         for start in range(0, total, chunk_size):
             chunk = self._load(range(start, min(total, start + chunk_size)))
             used_bytes += sum(map(_count_bytes, chunk))

@@ -317,7 +317,7 @@ def scan_images(
     *,
     decode: bool = True,
     kept_bytes: int = 0,
-    recall: Callable[[int, Mapping[str, Any], str], ImageScan | None] | None = None,
+    recall: Callable[[int, Mapping[str, Any], str, int], ImageScan | None] | None = None,
 ) -> list[ImageScan]:
     """Decode every image of a table once, in threads, and return the scans; show a progress bar if there are many.
 
@@ -328,7 +328,8 @@ def scan_images(
         decode: without it only hash, header and end of PNG and JPEG files are looked at, which finds truncated files
             but not damaged pixels.
         kept_bytes: the scans keep the pixels of all images if these are at most so many bytes.
-        recall: returns an earlier scan of a stored image, given its row, itself and its default name, or None.
+        recall: returns an earlier scan of a stored image, given its row, itself, its default name and the bytes of an
+            image that is kept, or None.
     """
     import datasets
 
@@ -361,14 +362,14 @@ def _scan_rows(
     start: int,
     decode: bool,
     kept_bytes: int,
-    recall: Callable[[int, Mapping[str, Any], str], ImageScan | None] | None,
+    recall: Callable[[int, Mapping[str, Any], str, int], ImageScan | None] | None,
     part: range,
 ) -> list[ImageScan]:
     """Scan a part of the rows, the first of which is row `start` of its table; keep pixels of at most `kept_bytes`."""
     scans: list[ImageScan] = []
     for index in part:
         stored, default_name = rows[index] or {}, f"{name} {start + index}"
-        scan = recall(start + index, stored, default_name) if recall else None
+        scan = recall(start + index, stored, default_name, kept_bytes) if recall else None
         if scan is None:
             scan, content = _hash_image(stored, default_name)
             quick = None

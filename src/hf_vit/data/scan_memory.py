@@ -52,6 +52,7 @@ class ScanMemory:
         self.count, self.note, self._decode = 0, "", decode
         self._is_off = bool(os.environ.get(OFF)) or not paths or is_store_url(paths[0])
         self._keys: dict[int, bytes] = {}
+        self._recalled = set[int]()
         self._start = time.time_ns()
         self._known: dict[bytes, int] = {}
         self._columns: dict[str, Any] = {}
@@ -85,8 +86,11 @@ class ScanMemory:
                 f"the record of earlier checks {self._path} is damaged ({error}), so all images are checked again"
             )
 
-    def recall(self, row: int, stored_image: Mapping[str, Any], default_name: str) -> ImageScan | None:
-        """Return the scan of an image that has not changed, else None."""
+    def recall(self, row: int, stored_image: Mapping[str, Any], default_name: str, kept_bytes: int) -> ImageScan | None:
+        """Return the scan of an image that has not changed, else None.
+
+        An image of at most `kept_bytes` is decoded in any case, as its pixels are kept for the training.
+        """
         if self._is_off:
             return None
         path = stored_image.get("path")
@@ -101,15 +105,19 @@ class ScanMemory:
         if (index := self._known.get(key)) is None:
             return None
         height, width, peak, is_turned = self._columns["values"][index].tolist()
+        if 3 * height * width <= kept_bytes:
+            return None
+        self._recalled.add(row)
         digest = self._columns["digests"][index].tobytes().hex()
         return ImageScan(str(path or default_name), digest, height, width, peak=peak, is_turned=bool(is_turned))
 
     def store(self, scans: Sequence[ImageScan]) -> None:
         """Remember the good images of the split, and forget all others; a full disk is no error."""
-        self.count = sum(key in self._known for key in self._keys.values())
+        self.count = len(self._recalled)
+        num_known = sum(key in self._known for key in self._keys.values())
         rows = [row for row in self._keys if scans[row].problem is None]
         is_large = len(rows) >= _LEAST_IMAGES or sum(scan.height * scan.width for scan in scans) >= _LEAST_PIXELS
-        if not is_large or self.count == len(rows) == len(self._columns.get("keys", ())):
+        if not is_large or num_known == len(rows) == len(self._columns.get("keys", ())):
             return
         decoded = self._columns.get("decoded")
         keys = [self._keys[row] for row in rows]
