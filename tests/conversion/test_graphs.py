@@ -228,13 +228,10 @@ class Noise(quantization.CalibrationDataReader):
 
 
 def test_onnxruntimes_own_tools_take_the_file(plain: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Checker, shape inference, preparation, optimiser, both quantisers; what they write runs, at other sizes too."""
+    """Preparation, optimiser, both quantisers; what they write runs, at other sizes too."""
     monkeypatch.chdir(tmp_path)
     model, folder = plain
     file, images = folder / "model.onnx", torch.randn(2, 3, 20, 12)
-    onnx.checker.check_model(file, full_check=True)
-    inferred = onnx.shape_inference.infer_shapes(onnx.load(file), strict_mode=True)
-    assert inferred.graph.value_info
     with torch.no_grad():
         wanted = model(images).logits.numpy()
     quantization.shape_inference.quant_pre_process(str(file), str(tmp_path / "prepared.onnx"))

@@ -235,10 +235,8 @@ def test_a_bad_image_of_a_stream_is_one_line(workers, command, make_colours, tmp
     make_tar(tmp_path / "data" / "train.tar", samples)
     arguments = ("--model", "Ti/4", "--data", tmp_path / "data", "--output", tmp_path / "out", "--image-size", "8")
     code, _, err = command("finetune", *arguments, *ONE_STEP, "--streaming", "--num-workers", workers)
-    assert code == 1
-    assert err.count("\n") == 1, err
+    assert (code, err.count("\n")) == (1, 1), err
     assert "is not an image" in err
-    assert "Traceback" not in err
     gc.collect()
 
 
@@ -310,9 +308,6 @@ def test_an_analysis_names_its_batches(tiny_config, monkeypatch):
         analyze((model, make_processor(model.config)), images, only=["cka"])
 
 
-def test_commands_without_a_batch_end_in_one_line(command, monkeypatch):
+def test_commands_without_a_batch_end_in_one_line(fails, monkeypatch):
     monkeypatch.setattr("hf_vit_cli.main.build_app", lambda: failing_forward)
-    code, _, err = command("cost")
-    assert code == 1
-    assert err.startswith("hf-vit: the memory is full; close other programs")
-    assert err.count("\n") == 1
+    fails(("cost",), "hf-vit: the memory is full; close other programs")
