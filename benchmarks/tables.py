@@ -427,7 +427,8 @@ def served(path: Path) -> str:
     ]  # fmt: skip
     caption = (
         f"{rows[0]['clients']} clients ask for {rows[0]['seconds']:.0f} s, one request in five bad; hf_vit can be "
-        "imported. Growth: mean of the last third minus that of the one before. By `python benchmarks/doors.py`."
+        "imported. Growth: mean of the last third minus that of the one before. The servers shared one core with other "
+        "work, so these are no speeds. By `python benchmarks/doors.py`."
     )
     return markdown("server | answered | refused by 400 | others | MiB over time | growth, MiB", lines, caption)
 

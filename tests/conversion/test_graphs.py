@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -277,6 +278,21 @@ def test_the_certificate_is_of_what_the_model_gives(plain: tuple[Any, Path], com
             assert np.isfinite(result[1:]).all()
     code, out, _ = command("verify", folder)
     assert (code, "7 checks repeated with onnxruntime" in out) == (0, True)
+
+
+def test_a_certificate_is_repeated_in_another_provider(
+    plain: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`examples/tensorrt.py` with the provider of CPUs, as here is no GPU; TensorRT's is refused."""
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "")
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples/tensorrt.py"))["main"]
+    folder = shutil.copytree(plain[1], tmp_path / "out")
+    with pytest.raises(SystemExit, match="not certified in TensorrtExecutionProvider: onnxruntime has no Tensorrt"):
+        example(str(folder))
+    assert not (folder / "tensorrt.json").exists()
+    example(str(folder), "CPUExecutionProvider")
+    certificates = [json.loads((folder / name).read_text()) for name in ("tensorrt.json", "export.json")]
+    assert certificates[0]["checks"] == certificates[1]["checks"]
 
 
 def test_what_differs_and_what_is_no_number_is_not_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -662,6 +678,14 @@ def test_pooling_in_other_operators(height: int, width: int, size: int | tuple[i
     maps = torch.randn(2, 3, height, width, dtype=torch.float64)
     given = REPLACEMENTS[pool](maps, size)
     torch.testing.assert_close(given, pool(maps, size), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("old", "new"), [((7, 7), (14, 3)), ((16, 5), (1, 40)), ((1, 6), (1, 9)), ((4, 4), (5, 2))])
+def test_antialiasing_in_other_operators(old: tuple[int, int], new: tuple[int, int], mode: str) -> None:
+    resize, maps = torch.nn.functional.interpolate, torch.randn(2, 3, *old)
+    given = REPLACEMENTS[resize](maps, size=new, mode=mode, antialias=True)
+    torch.testing.assert_close(given, resize(maps, size=new, mode=mode, antialias=True), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("start", "end", "steps"), [(0.5, 6.5, 7), (0.5, 0.5, 1), (-1.0, 1.0, 4)])
