@@ -671,13 +671,13 @@ def real_images_scale(path: Path) -> str:
     runs = filter_runs(records, kind="run")
     sizes, names = (100, 300, 1_000, 3_000, 10_000, 55_000), ("ViT", "Hybrid", "Axial", "BiT")
     lines: list[Any] = []
-    for name in names:
-        own = filter_runs(runs, model=name)
+    given_up = [key for key in group(runs, "model", "optimizer") if key[1] != "muon"]
+    for name, optimizer in [*((name, "muon") for name in names), *given_up]:
+        own = filter_runs(runs, model=name, optimizer=optimizer)
         cells = ([run["test_accuracy"] for run in filter_runs(own, images=size)] for size in sizes)
-        lines.append((name, *mark_missing(map(format_interval, cells))))
-    lines += [
-        (line[0], *mark_missing(line[1:])) for line in list_gaps(runs, names, sizes, partial(format_interval, sign="+"))
-    ]
+        lines.append((f"{name}, {optimizer}", *mark_missing(map(format_interval, cells))))
+    gaps = list_gaps(filter_runs(runs, optimizer="muon"), names, sizes, partial(format_interval, sign="+"))
+    lines += [(label, *mark_missing(cells)) for label, *cells in gaps]
     for law in filter_runs(records, kind="prediction"):
         predicted = f"{100 * law['predicted_accuracy']:.1f}" if law["law"] else "no law"
         lines.append((f"predicted beforehand: {law['model']}", *[""] * (len(sizes) - 1), predicted))
@@ -697,9 +697,9 @@ def real_images_rates(path: Path) -> str:
     trials = filter_runs(load(path), part="scale", kind="trial")
     rates = sorted({trial["learning_rate"] for trial in trials})
     lines = [
-        (f"{model}, {images:,} images",
+        (f"{model}, {optimizer}, {images:,} images",
          *mark_missing(mean(filter_runs(own, learning_rate=rate), "validation_accuracy") for rate in rates))
-        for (model, images), own in group(trials, "model", "images").items()
+        for (model, optimizer, images), own in group(trials, "model", "optimizer", "images").items()
     ]  # fmt: skip
     caption = f"Validation accuracy, %, of the trials that chose the rates. {describe_real_images(trials)}"
     return markdown(["learning rate", *(f"{rate:g}" for rate in rates)], lines, caption)

@@ -1,4 +1,7 @@
-"""Work by Ray gives the files and numbers of one process; kills: `python -m campaigns ray_faults`."""
+"""Work by Ray gives the files and numbers of one process; what it cannot do is refused.
+
+What is killed meanwhile: `python -m campaigns ray_faults`.
+"""
 
 import importlib
 import os
@@ -293,7 +296,8 @@ def _refuse(name):
 
 
 def _benchmarked(job, needed):
-    return {"value": job["number"] + sum(record["value"] for record in needed)}
+    value = job["number"] + sum(record["value"] for record in needed)
+    return {"value": value, "earlier_cpu_seconds": 100.0}
 
 
 @pytest.mark.slow  # processes that are killed start again
@@ -309,6 +313,7 @@ def test_tasks_run_after_those_they_need_and_again_where_they_are_killed(ray, tm
         kept = records.Records(tmp_path / f"{runner}.jsonl")
         kept.work(needing, _benchmarked, runner)
         assert [kept.find(job)["value"] for job in jobs] == [1, 3, 7]
+        assert all(100 <= kept.find(job)["cpu_seconds"] < 110 for job in jobs), "with those of killed processes"
         lines = kept.path.read_text().splitlines()
         kept.work(needing, _benchmarked, runner)
         assert kept.path.read_text().splitlines() == lines, "nothing is repeated"
