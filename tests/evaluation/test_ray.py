@@ -1,7 +1,4 @@
-"""Work by Ray gives the files and numbers of one process; what it cannot do is refused.
-
-What is killed meanwhile: `python -m campaigns ray_faults`.
-"""
+"""Work by Ray gives the files and numbers of one process; kills: `python -m campaigns ray_faults`."""
 
 import importlib
 import os
