@@ -16,11 +16,13 @@ import datasets
 import numpy as np
 import pyarrow.parquet
 import pytest
+import torch
 from data.conftest import contents, everything, make_folder, make_table, make_tar, picture
 from datasets import Array2D, Array3D, Dataset, Features, LargeList, List, Value
 from PIL import Image
 
-from hf_vit.data import load_data, to_rgb
+from hf_vit import HfViTConfig
+from hf_vit.data import AugmentationConfig, image_transforms, load_data, make_processor, to_rgb, transform_split
 from hf_vit.data.splits import assign_split, cut_rows
 from hf_vit.errors import UserError
 
@@ -145,7 +147,11 @@ def test_unchanged_images_are_not_read_again(kind, tmp_path, monkeypatch):
     assert again == (*first[:2], [note])
     assert note.startswith("1,000 of 1,000 images were not read")
     kept = load_data(source, keep=True)  # for a training, which needs the pixels at once
-    assert kept.seen["train"][0].pixels is not None
+    assert kept.seen["train"][0].pixels == kept.splits["train"][0]["image"].tobytes()
+    vary, _ = image_transforms(make_processor(HfViTConfig()), AugmentationConfig(random_resized_crop=(0.5, 1)))
+    vary.set_epoch(0)  # else its keys are drawn anew
+    one, other = (transform_split(data, "train", vary)[7]["pixel_values"] for data in (kept, load_data(source)))
+    assert torch.equal(one, other)
     assert not any("earlier check" in note for note in kept.notes)
     picture(999_999).save(folder / "cat" / "000.png")
     picture(999_998).save(folder / "cat" / "new.png")

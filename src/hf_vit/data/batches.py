@@ -98,6 +98,8 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
 
     def _load(self, indices: Sequence[int]) -> list[Any]:
         if self._scans is not None:
+            if type(self.transform) is TrainTransform and self.transform.keeps_pixels:
+                return [self._scans[index].stored_pixels() for index in indices]
             return self.transform.prepare([self._scans[index].stored_image() for index in indices])
         return self.transform.prepare(self._rows[list(indices)]["image"])
 

@@ -21,6 +21,7 @@ from hf_vit.repositories.reading import POINTER
 from hf_vit.repositories.stores import StoreError, is_store_url, read_bytes, to_path
 
 if TYPE_CHECKING:
+    import torch
     from datasets import Dataset
     from numpy.typing import NDArray
 
@@ -227,6 +228,13 @@ class ImageScan:
     def stored_image(self) -> Image.Image | None:
         """Return the image if its pixels were kept."""
         return None if self.pixels is None else Image.frombuffer("RGB", (self.width, self.height), self.pixels)
+
+    def stored_pixels(self) -> "torch.Tensor":
+        """Return a copy of the kept pixels, uint8 [3, height, width]."""
+        import torch
+
+        pixels = np.frombuffer(self.pixels or b"", np.uint8).reshape(self.height, self.width, 3)
+        return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
 
     def problem_below(self, min_size: tuple[int, int]) -> str | None:
         """Return the problem, which may be a size below `min_size` (height, width) px; None for a good image."""

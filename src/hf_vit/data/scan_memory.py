@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -48,7 +47,8 @@ class ScanMemory:
     """
 
     def __init__(self, source: DataSource, split: str, column: str | None, decode: bool) -> None:
-        paths = [path for name, path in source.named_files() if name.split("/")[0] == split]
+        files = (source.files.get(split, ()), *source.folder.get(split, {}).values())
+        paths = [str(path) for part in files for path in part]
         self.count, self.note, self._decode = 0, "", decode
         self._is_off = bool(os.environ.get(OFF)) or not paths or is_store_url(paths[0])
         self._keys: dict[int, bytes] = {}
@@ -62,7 +62,8 @@ class ScanMemory:
         self._table_state = _describe_files(paths, self._start) if is_table else None
         if self._table_state and column is not None:
             self._table_state += f"\n{column}"
-        name = f"{source.kind} {source.name} {os.path.commonpath([path.absolute() for path in paths])} {split}"
+        folders = {os.path.abspath(folder) for folder in set(map(os.path.dirname, paths))}
+        name = f"{source.kind} {source.name} {os.path.commonpath(folders)} {split}"
         digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
         self._path = cached_assets_path("hf_vit", "scans", "data") / f"{digest[:32]}.npz"
         self._read()
@@ -98,7 +99,7 @@ class ScanMemory:
         if state is not None:
             state = f"{state}\n{row}"
         elif path is not None and stored_image.get("bytes") is None:
-            state = _describe_files([Path(path)], self._start)
+            state = _describe_files([path], self._start)
         if not state:
             return None
         key = self._keys[row] = hashlib.sha256(state.encode(errors="surrogateescape")).digest()
@@ -153,16 +154,16 @@ def note_recalled(memories: Iterable[ScanMemory], total: int) -> list[str]:
     return notes
 
 
-def _describe_files(paths: Iterable[Path], now: int) -> str:
+def _describe_files(paths: Iterable[str], now: int) -> str:
     """Return the paths, sizes and times of files; "" if one is missing or has just been written."""
     lines: list[str] = []
     for path in paths:
         try:
-            status = path.stat()
+            status = os.stat(path)
         except (OSError, ValueError):
             return ""
         if status.st_ctime_ns > now - _SETTLED:
             return ""
         # The time of the last change (ctime) is set by every write, also by one that restores the time of the content.
-        lines.append(f"{path.absolute()}\t{status.st_size}\t{status.st_mtime_ns}\t{status.st_ctime_ns}")
+        lines.append(f"{os.path.abspath(path)}\t{status.st_size}\t{status.st_mtime_ns}\t{status.st_ctime_ns}")
     return "\n".join(lines)

@@ -160,13 +160,18 @@ class TrainTransform(_RandomTransform):
         self._erase = Seeded(v2.RandomErasing(erasing, value=cast(Any, "random")), 3) if erasing else None
         self._factor, self._offset = scaling(processor)
 
+    @property
+    def keeps_pixels(self) -> bool:
+        """Whether `prepare` only decodes, because a random crop of the image in its own size follows."""
+        return self.augmentation.random_crop is None and self.augmentation.random_resized_crop is not None
+
     def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
         """Do the part without random numbers: uint8 [3, H, W], of the model's size unless a random crop follows."""
         if self.augmentation.random_crop is not None:
             rgb = map_in_threads(lambda image: _resize_to_cover(decode_image(image), self.processor), images)
             return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in rgb]
         rgb = map_in_threads(decode_image, images)
-        if self.augmentation.random_resized_crop is None:
+        if not self.keeps_pixels:
             resized = self.processor(images=rgb, do_rescale=False, do_normalize=False, return_tensors="pt")
             return list(resized["pixel_values"])
         return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in rgb]
