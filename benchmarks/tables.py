@@ -536,6 +536,27 @@ ROWS = {
 TABLES |= {{"page": "page_waits"}.get(name, name): make_row_table(name, *texts) for name, texts in ROWS.items()}
 
 
+@table("cost.json")
+def growth(path: Path) -> str:
+    record = load(path)
+    names = ("family", "time", "time_theory", "memory", "memory_theory", "worse")
+    lines = [[format_cell(row[name]) for name in names] for row in filter_runs(record["rows"], part="growth")]
+    header = "family | exponent of time | theory | exponent of memory | its theory | more than a tenth above"
+    return markdown(header, lines, f"Against the number of tokens. {describe_source(record)}.")
+
+
+@table("cost.json")
+def gelu(path: Path) -> str:
+    record, names = load(path), [f"{way}_{value}" for way in ("forward", "backward") for value in ("ms", "error")]
+    cells: dict[str, list[str]] = {}
+    for row in filter_runs(record["rows"], part="gelu"):
+        cells.setdefault(row["gelu"], []).extend(format_cell(row.get(name)) for name in names)
+    columns = ("ms forward", "error", "ms backward", "error of gradients")
+    header = ["GELU", *(f"{dtype}, {column}" for dtype in DTYPES for column in columns)]
+    caption = "[8, 197, 1536], one thread; mean errors as multiples of those of torch's kernel."
+    return markdown(header, [(name, *texts) for name, texts in cells.items()], f"{caption} {describe_source(record)}.")
+
+
 @table("int8_avx512_bf16.jsonl")
 def int8_speed(path: Path) -> str:
     cells = {(run["runtime"], run["variant"], run["batch"]): run for run in filter_runs(load(path), part="speed")}
