@@ -457,7 +457,8 @@ def make_row_table(script: str, names: str, values: str, *caption: str) -> Table
 
     def write(path: Path | None) -> str:
         single = path or RESULTS / f"{script}.json"
-        records = {"": load(single)} if single.exists() else load_by_processor(script)
+        record = load(single) if single.exists() else {}  # of one processor, or processor -> record
+        records = {"": record} if "rows" in record else record | load_by_processor(script)
         first = [] if "" in records else ["processor"]
         lines = [
             [*[PROCESSORS[kind] for _ in first], *(format_cell(row.get(name)) for name in columns.values())]
