@@ -245,6 +245,8 @@ def test_a_classifier_of_siglip_2_learns_and_answers_in_own_shapes(tmp_path: Pat
         ("finetune", tmp_path / "tuned", *data, "--output", tmp_path / "kept", *short, *whole, "--tune", "head",
             "--cache-features"),
         ("finetune", tmp_path / "tuned", *data, "--output", tmp_path / "square", *short, "--image-size", 16),
+        ("soup", tmp_path / "tuned", tmp_path / "kept", *data, "--output", tmp_path / "soup"),
+        ("evaluate", tmp_path / "soup", *data),
         ("export", tmp_path / "tuned", "--to", "onnx", "--output", tmp_path / "onnx", "--opset", 14),
         ("export", tmp_path / "tuned", "--to", "openvino", "--output", tmp_path / "openvino"),
     ):  # fmt: skip
@@ -278,8 +280,9 @@ def test_a_classifier_of_siglip_2_learns_and_answers_in_own_shapes(tmp_path: Pat
     expected = float(nn.functional.cross_entropy(logits, numbers))
     losses = {
         name: [record["values"]["loss"] for record in json.loads((tmp_path / name / "facts.json").read_text())[1:]]
-        for name in ("tuned", "head", "kept")
+        for name in ("tuned", "head", "kept", "soup")
     }
+    assert losses["soup"][0] == pytest.approx(losses["soup"][1], abs=1e-6)  # of the soup's test, and of evaluate
     assert losses["tuned"] == pytest.approx([expected] * 2, abs=1e-5)  # of finetune's test, and of evaluate
     assert losses["kept"] == pytest.approx(losses["head"], abs=1e-5)
     sizes = {

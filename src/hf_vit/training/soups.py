@@ -19,6 +19,7 @@ from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.card import write_card
 from hf_vit.hub.card_metadata import find_common_license
 from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.results.delivery import new_folder, prepare_output
 from hf_vit.results.facts import append_record, new_record
 from hf_vit.results.trained_images import write_trained
@@ -124,6 +125,8 @@ def make_soup(
             if images is None:
                 return None
             subject = replace(loaded[0], model=model)
+            if (max_num_patches := find_max_patches(subject)) is not None:
+                subject = keep_image_sizes(subject, max_num_patches)
             examination = Examination(subject, images, split, batch_size=batch_size, progress=False)
             result = top1(examination)
             return ProtocolRun("top1", result, examination, {}, result.seconds)
