@@ -330,11 +330,20 @@ def test_int8_beside_it(choices: dict[str, Any], implementation: str, dtype: tor
         torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]))
 
 
-def by_definition(inputs: np.ndarray, weight: np.ndarray, bias: np.ndarray, levels: int) -> np.ndarray:
-    """Both rounded to steps of their range, weights row by row; whole numbers multiplied, then scaled."""
+def by_definition(
+    inputs: np.ndarray, weight: np.ndarray, bias: np.ndarray, levels: int, per_token: bool = False, gelu: bool = False
+) -> np.ndarray:
+    """Both rounded to steps of their range, weights row by row; whole numbers multiplied, then scaled.
+
+    Per token, inputs have 127 steps to either side of zero; what a GELU returns has 231 above it and 24 below.
+    """
     low, high = min(inputs.min(), 0), max(inputs.max(), 0)
     step = (high - low) / 254
     zero = np.round(-low / step)
+    if per_token:
+        zero, step = 0, abs(inputs).max(axis=1, keepdims=True).astype(np.float64) / 127
+    if gelu:
+        zero, step = 0, np.maximum(inputs.max(axis=1, keepdims=True) / 231, 0.1701 / 24)
     whole = np.floor(inputs.astype(np.float64) / step + zero + 0.5) - zero
     steps = abs(weight).max(axis=1, keepdims=True) / levels
     return (whole @ np.round(weight / steps).T) * step * steps.T + bias
@@ -355,10 +364,35 @@ def test_a_layer_is_what_int8_means(shift: float, narrow: bool | None, processor
     np.testing.assert_allclose(given.numpy(), wanted, rtol=0, atol=1e-4)
     residual = torch.randn(2, 7, 40, generator=generator)
     added = QuantizedDense(Dense(weight, bias))(inputs, residual)
-    np.testing.assert_allclose(added.numpy(), wanted + residual.numpy(), rtol=0, atol=1e-4)
+    rows = inputs.numpy().reshape(14, 24)
+    per_token = by_definition(rows, weight.numpy(), bias.numpy(), levels, per_token=True).reshape(2, 7, 40)
+    np.testing.assert_allclose(added.numpy(), per_token + residual.numpy(), rtol=0, atol=1e-4)
     smooth = QuantizedDense(Dense(weight, bias, "none"))(inputs)
     gelu = torch.nn.functional.gelu(torch.from_numpy(wanted)).numpy()
     np.testing.assert_allclose(smooth.numpy(), gelu, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("reads_gelu", [False, True])
+def test_a_token_with_large_values_leaves_the_others_alone(reads_gelu: bool):
+    """As in pretrained models; each row is rounded by its own range, and what a GELU returns in finer steps."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, weight = torch.randn(5, 64, generator=generator), torch.randn(8, 64, generator=generator)
+    inputs = torch.nn.functional.gelu(inputs) if reads_gelu else inputs
+    dense = QuantizedDense(Dense(weight, None))
+    dense.reads_gelu = reads_gelu
+    residual = torch.zeros(5, 8)
+    alone = dense(inputs, residual)
+    inputs[2] *= 100
+    assert torch.equal(dense(inputs, residual)[[0, 1, 3, 4]], alone[[0, 1, 3, 4]])
+    levels = 64 if environment.sums_int8_in_16_bits() else 127
+    wanted = by_definition(inputs.numpy(), weight.numpy(), np.zeros(8), levels, True, reads_gelu)
+    np.testing.assert_allclose(dense(inputs, residual).numpy(), wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_a_packed_mlp_knows_what_its_second_layer_reads():
+    for fields, reads_gelu in (({}, True), ({"hidden_act": "quick_gelu"}, True), ({"hidden_act": "silu"}, False)):
+        model = hf_vit.optimize_for_inference(FAMILIES["plain"].build("model", **fields), quantize="int8")
+        assert [layer.mlp.fc2.reads_gelu for layer in model.layers] == [reads_gelu] * len(model.layers)
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,9 @@ def optimize_for_inference(
         compile: compile the model with torch's inductor instead of packing weights. Needs a C++ compiler; the first
             call with each shape is slow; set hooks and heads before it. `hf-vit bench models` shows which is faster.
         quantize: "int8": compute dense layers on CPUs in int8 by oneDNN (weights per channel, inputs by the range of
-            the batch); patches, convolutions, attention's products and the head stay in float. Outputs change; check
-            the model's accuracy. Without VNNI instructions it is not fast, and weights are coarser.
+            the batch, or of each token where a residual is added); patches, convolutions, attention's products and the
+            head stay in float. Outputs change; check the model's accuracy. Without VNNI instructions it is not fast,
+            and weights are coarser.
         merge_tokens: patch tokens that every block merges into others (token merging, arXiv 2210.09461), for Vision
             Transformers and hybrids. Faster, but outputs change; check the model's accuracy. `attention_maps` still
             cover all patches. Hidden states, backbones and padding are refused.

@@ -10,11 +10,12 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
 
 from hf_vit.environment import cpu_capabilities, has_avx2_alone, sums_int8_in_16_bits
 from hf_vit.errors import UserError
 from hf_vit.inference.freezing import REMEDY, add_base, refuse_gradients
-from hf_vit.inference.layers import Dense, FusedAttention, Merged, PatchProduct, StandardizedConv2d
+from hf_vit.inference.layers import Dense, FusedAttention, FusedMLP, Merged, PatchProduct, StandardizedConv2d
 from hf_vit.inference.plan import REPLACEMENTS
 from hf_vit.models.resnet_hf_vit import PADDINGS, StdConv2d
 
@@ -30,6 +31,9 @@ _REORDER_KERNEL: Any = getattr(torch.ops.mkldnn, "_reorder_convolution_weight", 
 _CONVOLUTION: Any = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
 _TAKES_BFLOAT16: Any = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
 _GELU_IN_PLACE: Any = torch.ops.aten.gelu_
+# GELU returns at least this; in uint8 its zero has this level, and that of inputs of both signs the other one.
+_LEAST_GELU, _GELU_ZERO, _ZERO = -0.1701, 24, 128
+_LIKE_GELU = (nn.ReLU, type(ACT2FN["quick_gelu"]))
 _INT8_PACK: Any = getattr(torch.ops.onednn, "qlinear_prepack", None)
 _INT8_LINEAR: Any = getattr(torch.ops.onednn, "qlinear_pointwise", None)
 
@@ -56,6 +60,8 @@ def pack(module: nn.Module, in_int8: bool = False) -> nn.Module:
         module.interleave()
     for name, child in module.named_children():
         setattr(module, name, pack(child, in_int8 and not isinstance(module, PatchProduct)))
+    if type(module) is FusedMLP and isinstance(module.fc2, QuantizedDense) and module.inner_layernorm is None:
+        module.fc2.reads_gelu = module.fc1.approximate is not None or type(module.activation_fn) in _LIKE_GELU
     if isinstance(module, FusedAttention):
         qkv = module.qkv
         is_quantized = isinstance(qkv, QuantizedDense)
@@ -175,9 +181,12 @@ def check_int8(model: nn.Module, device: torch.device, compile: bool) -> None:
 class QuantizedDense(Merged):
     """`Dense` in int8, with bias, GELU or residual in float32: [.., D] -> [.., M].
 
-    Weights are quantized once, per channel; inputs in every pass, by the range of the batch.
+    Weights are quantized once, per output channel; inputs in every pass. Where a residual is added, each token has its
+    own range, as a few tokens of pretrained models have values many times as large as those of the others; this takes
+    no longer. Elsewhere, where oneDNN adds bias and GELU faster, the range is that of the batch.
     """
 
+    reads_gelu = False  # whether inputs come from a GELU, which has hardly any negative values
     outputs_dtype: torch.dtype | None = None  # not used for float64; None: the dtype of the residual or the inputs
 
     def __init__(self, dense: Dense) -> None:
@@ -193,13 +202,22 @@ class QuantizedDense(Merged):
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Quantize inputs [..., I] by their range, multiply in int8, and return [..., O] in floating point."""
         _refuse_gradients_and_tracing(inputs)
-        values = inputs.float().contiguous()
+        values = inputs.float().contiguous().flatten(0, -2)
         dtype = (inputs if residual is None else residual).dtype
         if self.outputs_dtype is not None and dtype != torch.float64:
             dtype = self.outputs_dtype
         shape = (*inputs.shape[:-1], len(self.weight_scales))
         if not values.numel():
             return values.new_empty(shape, dtype=dtype)
+        weight = (self.packed_weight, self.weight_scales, self.weight_zeros)
+        if residual is not None:
+            scales, zero = self._token_scales(values)
+            rounded = (values * scales.reciprocal()).add_(_ROUNDING + zero)
+            quantized = rounded.view(torch.int32).to(torch.uint8)
+            outputs = _INT8_LINEAR(quantized, 1.0, zero, *weight, None, 1.0, 0, torch.float32, "none", [], "")
+            outputs.mul_(scales)  # in place, as another tensor of this size takes longer
+            outputs = outputs if self.packed_bias is None else outputs.add_(self.packed_bias)
+            return outputs.add_(residual.float().reshape(outputs.shape)).to(dtype).view(shape)
         low, high = torch.aminmax(values)
         lowest = min(float(low), 0.0)
         span = max(float(high), 0.0) - lowest
@@ -209,17 +227,17 @@ class QuantizedDense(Merged):
         zero = math.ceil(-lowest / scale)
         rounded = torch.add(values.new_tensor(_ROUNDING + zero), values, alpha=1 / scale)
         quantized = rounded.view(torch.int32).to(torch.uint8)
-        weight = (self.packed_weight, self.weight_scales, self.weight_zeros)
-        into = (1.0, 0, dtype if dtype == torch.bfloat16 and residual is None else torch.float32)
-        if residual is not None:
-            addend, operation = residual.float().contiguous(), ("add", 1.0, "none", [], "")
-            outputs = _INT8_LINEAR.binary(
-                quantized, scale, zero, *weight, addend, self.packed_bias, *into, 1.0, 0, *operation
-            )
-        else:
-            operation = ("none", [], "") if self.approximate is None else ("gelu", [], self.approximate)
-            outputs = _INT8_LINEAR(quantized, scale, zero, *weight, self.packed_bias, *into, *operation)
-        return outputs.to(dtype)
+        into = (1.0, 0, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+        operation = ("none", [], "") if self.approximate is None else ("gelu", [], self.approximate)
+        outputs = _INT8_LINEAR(quantized, scale, zero, *weight, self.packed_bias, *into, *operation)
+        return outputs.to(dtype).view(shape)
+
+    def _token_scales(self, values: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Return the step of each row of inputs, [n, 1], and the level of zero, which is the same for all."""
+        highest = values.amax(dim=1, keepdim=True)
+        if self.reads_gelu:
+            return highest.div_(255 - _GELU_ZERO).clamp_(min=-_LEAST_GELU / _GELU_ZERO), _GELU_ZERO
+        return torch.maximum(highest, -values.amin(dim=1, keepdim=True)).div_(127).clamp_(min=1e-12), _ZERO
 
 
 class ProductAttention(FusedAttention):
