@@ -183,7 +183,8 @@ def test_onnxruntimes_tools_take_the_graph(
     onnx.checker.check_model(inferred, full_check=True)
     is_resnet = name in ("hybrid", "bit")
     quantization.quant_pre_process(str(file), str(tmp_path / "prepared.onnx"), skip_symbolic_shape=is_resnet)
-    sizes = {"num_heads": getattr(model.config, "num_attention_heads", 0), "hidden_size": model.config.hidden_size}
+    heads = getattr(model.config, "num_attention_heads", 0)
+    sizes = {"num_heads": heads, "hidden_size": model.config.hidden_size if heads else 0}  # both, or none of them
     optimize_model(str(file), "vit", **sizes, opt_level=0).save_model_to_file(str(tmp_path / "optimized.onnx"))
     for made in ("prepared", "optimized"):
         found = answers(session_of(tmp_path / f"{made}.onnx"), images)
