@@ -121,7 +121,8 @@ class Calibration:
         choosing = validation[:CHOOSING]
         choosing += train[num_ranging:][: max(LEAST_CHOOSING - len(choosing), 0)]
         uses = train[:num_ranging], choosing or train, sorted(test[:JUDGING])
-        return cls(data, *(Images(data, rows, processor, takes) for rows in uses), agreement)
+        ranging, choosing_images, judging = (Images(data, rows, processor, takes) for rows in uses)
+        return cls(data, ranging, choosing_images, judging, agreement)
 
 
 def estimate_agreement(expected: torch.Tensor, actual: torch.Tensor) -> float:

@@ -383,7 +383,7 @@ def _read_graph(entry: Path) -> Any:
                 return None
             content = memoryview(file.read())
         length = 40 + int.from_bytes(content[32:40], "little")
-        if content[:32] != _digest(entry, content[32:]):
+        if bytes(content[:32]) != _digest(entry, content[32:]):
             return None
         import openvino
 

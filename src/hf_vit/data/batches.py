@@ -116,6 +116,7 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
             return None
         # A sample predicts whether all will fit; as sizes may vary, the sum is checked below as well.
         sample: list[Any] = []
+        mean_bytes = 0.0
         rows = range(0, total, max(1, total // 16))
         for start in range(0, len(rows), _SAMPLED_AT_ONCE):
             sample += self._load(rows[start : start + _SAMPLED_AT_ONCE])

@@ -93,8 +93,8 @@ def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> t
     """
     if hasattr(model, "forward_head") and hasattr(model, "forward_features"):
         timm_model: Any = model
-        inputs: Any = pixel_values if isinstance(pixel_values, BatchFeature) else {"pixel_values": pixel_values}
-        return timm_model.forward_head(timm_model.forward_features(*inputs.values()), pre_logits=True)
+        images: Any = pixel_values if isinstance(pixel_values, BatchFeature) else {"pixel_values": pixel_values}
+        return timm_model.forward_head(timm_model.forward_features(*images.values()), pre_logits=True)
     if not hasattr(model, "base_model"):
         raise UserError(
             f"the features of a {type(model).__name__} cannot be read; give a model of hf_vit, transformers "

@@ -154,7 +154,8 @@ def make_noise(subject: "LoadedModel", batch: int) -> torch.Tensor:
         UserError: the model refuses a batch of this size.
     """
     if (count := find_max_patches(subject)) is not None:
-        (height, width), keeping = subject.image_size or (224, 224), keep_image_sizes(subject, count)
+        height, width = subject.image_size or (224, 224)
+        keeping: Any = keep_image_sizes(subject, count)
         subject = replace(subject, prepare=lambda images: keeping.prepare(images)["pixel_values"])
     else:
         height, width = subject.input_size
