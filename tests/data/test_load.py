@@ -171,6 +171,44 @@ def test_unchanged_images_are_not_read_again(kind, tmp_path, monkeypatch):
     assert load()[2][0].startswith("1,000 of 1,000 images")
 
 
+@pytest.mark.parametrize("kind", ["named files", "pixels"])
+def test_a_table_is_not_all_that_its_images_depend_on(kind, tmp_path, monkeypatch):
+    """Rows may name files, and the range of numbers in other splits decides how pixels are encoded."""
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache"))
+    now = time.time_ns
+    monkeypatch.setattr("time.time_ns", lambda: now() + 10**10)
+
+    def write(split, images):
+        table = {"image": images, "label": [row % 2 for row in range(len(images))]}
+        Dataset.from_dict(table).to_parquet(tmp_path / f"{split}.parquet")
+
+    files = [str(tmp_path / f"{row}.png") for row in range(1000)]
+    if kind == "pixels":
+        write("train", [[[0.0, row / 1000], [1.0, 0.5]] for row in range(1000)])
+        write("test", [[[1.0, 0.0], [0.0, 1.0]]] * 2)
+    else:
+        for row, file in enumerate(files):
+            picture(row).save(file)
+        write("train", files)
+        write("test", files[:2])
+    first = load_data(tmp_path)
+    if kind == "pixels":
+        write("test", [[[200.0, 0.0], [0.0, 1.0]]] * 2)
+    else:
+        picture(999_999).save(files[0])
+    changed = load_data(tmp_path)
+    assert changed.fingerprint != first.fingerprint
+    monkeypatch.setenv("HF_VIT_CHECK_ALL", "1")
+    assert changed.seen == load_data(tmp_path).seen != first.seen
+
+
+def test_a_cache_that_cannot_be_written_stops_no_command(folder, tmp_path, monkeypatch):
+    wanted = load_data(folder).fingerprint
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "file"))
+    assert load_data(folder).fingerprint == wanted
+
+
 def test_copies_are_told_and_stay_on_one_side(tmp_path):
     folder = make_folder(tmp_path / "pets", {"cat": 20, "dog": 20})
     for number in range(20):

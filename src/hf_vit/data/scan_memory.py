@@ -59,14 +59,20 @@ class ScanMemory:
         if self._is_off:
             return
         is_table = source.kind in ("parquet", "webdataset", "idx")
-        self._table_state = _describe_files(paths, self._start) if is_table else None
+        # Of all splits, as the range of numbers in all of them decides how pixels without a file are encoded.
+        table_files = [str(path) for _, path in source.named_files()]
+        self._table_state = _describe_files(table_files, self._start) if is_table else None
         if self._table_state and column is not None:
             self._table_state += f"\n{column}"
         folders = {os.path.abspath(folder) for folder in set(map(os.path.dirname, paths))}
         name = f"{source.kind} {source.name} {os.path.commonpath(folders)} {split}"
         digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
-        self._path = cached_assets_path("hf_vit", "scans", "data") / f"{digest[:32]}.npz"
-        self._read()
+        try:
+            self._path = cached_assets_path("hf_vit", "scans", "data") / f"{digest[:32]}.npz"
+        except (OSError, ValueError):  # the cache cannot be written, or a file is in its place
+            self._is_off = True
+        else:
+            self._read()
 
     def _read(self) -> None:
         try:
@@ -96,10 +102,10 @@ class ScanMemory:
             return None
         path = stored_image.get("path")
         state = self._table_state
-        if state is not None:
-            state = f"{state}\n{row}"
-        elif path is not None and stored_image.get("bytes") is None:
+        if path is not None and stored_image.get("bytes") is None:  # tables may name files, too
             state = _describe_files([path], self._start)
+        elif state:
+            state = f"{state}\n{row}"
         if not state:
             return None
         key = self._keys[row] = hashlib.sha256(state.encode(errors="surrogateescape")).digest()
