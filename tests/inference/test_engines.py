@@ -426,6 +426,29 @@ def test_a_graph_is_kept_for_the_same_model_alone(exports: list[Any], tmp_path: 
 
 
 @torch.no_grad()
+def test_no_graph_of_a_users_code_is_kept(exports: list[Any], tmp_path: Path):
+    """A script may change it until the next start, which would read the graph of the old code."""
+    original = build()
+    images = PLAIN.images(original.config)
+
+    def rewrite(factor: float) -> Any:
+        class Activation(torch.nn.Module):
+            def forward(self, values: torch.Tensor) -> torch.Tensor:
+                return factor * values.relu()
+
+        model = copy.deepcopy(original)
+        for layer in model.vit.layers:
+            layer.mlp.activation_fn = Activation()
+        return model
+
+    for factor in (1.0, 3.0):
+        model = rewrite(factor)
+        assert_same(optimize(model, "openvino")(images), model(images))
+    assert len(exports) == 2
+    assert not list((tmp_path / "graphs").glob("*"))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_or_foreign_graph_is_made_anew(damage: str, exports: list[Any], tmp_path: Path):
     model = build()

@@ -305,7 +305,8 @@ def _make_graph(
     model_copy: Any = copy.deepcopy(model).float().eval()
     model_copy.set_attn_implementation("eager")  # torch cannot export sdpa with a bias; engines fuse it themselves
     entry = None
-    if engine.keeps_graphs and (folder := graph_cache()) is not None:
+    folder = graph_cache() if engine.keeps_graphs and _is_of_packages(model_copy) else None
+    if folder is not None:
         with suppress(metadata.PackageNotFoundError):  # without versions nothing is kept
             entry = folder / f"{_fingerprint(model_copy, engine, num_read)}.graph"
     plan = make_plan(model_copy, torch.float32)
@@ -357,6 +358,20 @@ def _fingerprint(model: Any, engine: Runtime, num_read: int | None) -> str:
         digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
         digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def _is_of_packages(model: nn.Module) -> bool:
+    """Return whether all code of a model is of packages that a fingerprint has, not a user's, which may change."""
+
+    def is_versioned(code: object) -> bool:
+        if isinstance(code, functools.partial):
+            return is_versioned(code.func)  # pyright: ignore[reportUnknownMemberType]
+        package = (getattr(code, "__module__", None) or "torch").partition(".")[0]  # builtins of torch have no module
+        return package in ("hf_vit", "torch", "transformers")
+
+    modules = list(model.modules())
+    functions = (value for module in modules for value in vars(module).values() if callable(value))
+    return all(map(is_versioned, (*map(type, modules), *functions)))
 
 
 def _is_setting(value: object) -> bool:
