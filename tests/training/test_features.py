@@ -23,7 +23,7 @@ MIXER = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, to
 @pytest.fixture(autouse=True)
 def cache():
     """The folder of the features, empty."""
-    folder = Path(huggingface_hub.constants.HF_ASSETS_CACHE) / "hf_vit"
+    folder = Path(huggingface_hub.constants.HF_ASSETS_CACHE) / "hf_vit" / "features"
     shutil.rmtree(folder, ignore_errors=True)
     return folder
 
