@@ -129,7 +129,8 @@ def describe_runs(runs: Rows, script: str) -> str:
     """Return where resumable runs come from: script, dates, number and CPU time."""
     hours = sum(run.get("cpu_seconds", 0) for run in runs) / 3600
     seeds = len({run["seed"] for run in runs if "seed" in run})
-    return f"`{script}`, {format_dates(runs)}, {len(runs)} runs, {seeds} seeds, {hours:.1f} CPU hours"
+    spread = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    return f"`{script}`, {format_dates(runs)}, {len(runs)} runs, {spread}, {hours:.1f} CPU hours"
 
 
 def format_dates(runs: Rows) -> str:
