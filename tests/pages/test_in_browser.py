@@ -38,6 +38,8 @@ CROPPED = {"size": {"shortest_edge": 24}, "do_center_crop": True, "crop_size": {
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "plain": ("plain", "default", {}),
     "registers": ("plain", "registers_gap", {"resample": 3}),
+    "rotary like EVA-02": ("plain", "rotary_gap", {}),
+    "rotary mixed": ("plain", "rotary_mixed", {}),
     "axial": ("axial", "default", {"resample": 3, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}),
     "hybrid": ("hybrid", "default", {}),
     "mixer": ("mixer", "default", {}),
