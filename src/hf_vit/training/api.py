@@ -301,13 +301,14 @@ def _tune(task: Task[Any], job: Job, start: Start, report_line: ReportLine) -> t
     lengths = {name: getattr(job.recipe, name) for name in ("warmup", "cooldown")}  # in steps, if not below 1
     lengths = {name: value if value < 1 else max(1, round(_TRIAL_SHARE * value)) for name, value in lengths.items()}
     short = job.recipe.override(steps=trial_steps, evaluations=1, **lengths)
-    recipes = {name: short.override(tune=name) for name in ("head", "all")}
+    recipes = {"head": short.override(tune="head")}
     try:
         lora = short.override(tune="lora")
         LoraAdapter(cast(Any, task.build(start, short)[0]))
-        recipes = {"head": recipes["head"], "lora": lora, "all": recipes["all"]}
+        recipes["lora"] = lora
     except UserError as error:
         report_line(f"note: --tune auto tries no LoRA: {error}")
+    recipes["all"] = short.override(tune="all")
     _record_trials(job, {"tune": f"auto, of {', '.join(recipes)}"})
     trials: list[dict[str, Any]] = []
     for name, recipe in recipes.items():
