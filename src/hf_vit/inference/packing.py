@@ -60,8 +60,10 @@ def pack(module: nn.Module, in_int8: bool = False) -> nn.Module:
         module.interleave()
     for name, child in module.named_children():
         setattr(module, name, pack(child, in_int8 and not isinstance(module, PatchProduct)))
-    if type(module) is FusedMLP and isinstance(module.fc2, QuantizedDense) and module.inner_layernorm is None:
-        module.fc2.reads_gelu = module.fc1.approximate is not None or type(module.activation_fn) in _LIKE_GELU
+    if type(module) is FusedMLP and module.inner_layernorm is None:
+        second = module.get_submodule("fc2")
+        if isinstance(second, QuantizedDense):
+            second.reads_gelu = module.fc1.approximate is not None or type(module.activation_fn) in _LIKE_GELU
     if isinstance(module, FusedAttention):
         qkv = module.qkv
         is_quantized = isinstance(qkv, QuantizedDense)
