@@ -122,6 +122,7 @@ _BESIDE = {
     ("diff", "--data colours"): "image_column label_column num_images", ("card", "--power 30"): "carbon_intensity",
     ("finetune", "--teacher model_2"): "temperature distillation distillation_weight unlabeled",
     ("finetune", "--loss bce"): "bce_threshold", ("finetune", "--tune lora"): "lora_rank lora_alpha",
+    ("finetune", "--tune last-blocks"): "tuned_blocks",
     ("finetune", "--task segmentation"): "head head_width scale_jitter", ("finetune", "--optimizer sgd"): "momentum",
     ("finetune", _SCHEDULE): "cooldown", ("pretrain", _SCHEDULE): "cooldown",
     ("finetune", _TEACHER): "self_training unlabeled_ratio pseudo_labels confidence images_per_class head_dropout",

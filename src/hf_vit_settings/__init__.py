@@ -237,11 +237,13 @@ class Recipe:
         None, "Drop path (stochastic depth) rate. Default: the model's.", at_least=0, below=1
     )
     architecture: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    tune: Literal["all", "head", "lora", "auto"] = setting(
+    tune: Literal["all", "head", "last-blocks", "lora", "auto"] = setting(
         "all",
-        "Weights to train: all, head, lora (arXiv 2106.09685; needs pip install 'hf-vit[peft]'), or auto, which tries "
-        "the three for 30% of the steps and takes the best on the validation split.",
+        "Weights to train: all, head, last-blocks (those and the head), lora (arXiv 2106.09685; needs pip install "
+        "'hf-vit[peft]'), or auto, which tries head, lora and all for 30% of the steps and takes the best on the "
+        "validation split.",
     )
+    tuned_blocks: int = _weights(2, "With --tune last-blocks: how many of the last blocks are trained.", above=0)
     lora_rank: int = _weights(8, "With --tune lora: rank of the updates of query and value projections.", above=0)
     lora_alpha: float = _weights(16.0, "With --tune lora: updates are scaled by alpha / rank.", above=0)
     layer_decay: float | None = _weights(

@@ -2,15 +2,18 @@
 
 import copy
 import math
+import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from models import families as tiny
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 from training.conftest import Images
-from transformers import PreTrainedConfig, TrainerCallback, TrainingArguments
+from transformers import AutoModelForImageClassification, PreTrainedConfig, TrainerCallback, TrainingArguments
 
 from hf_vit import (
     HfAxialResNetConfig,
@@ -20,7 +23,7 @@ from hf_vit import (
     HfViTForImageClassification,
     UserError,
 )
-from hf_vit.training import HfViTTrainer
+from hf_vit.training import HfViTTrainer, finetune
 from hf_vit.training.trainer.losses import BinaryCrossEntropy
 from hf_vit.training.trainer.sam import SharpnessAware
 from hf_vit.training.trainer.weights import LoraAdapter, WeightAverage, train_head_only
@@ -142,6 +145,28 @@ def test_only_the_head_learns(make_trainer, tiny_config):
     make_trainer(model, max_steps=3).train()
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"classifier.weight", "classifier.bias"}
+
+
+@pytest.mark.parametrize("name", ["plain", "hybrid", "axial", "local", "mixer", "bit", "axial_resnet"])
+def test_only_the_last_blocks_and_the_head_learn(name, tmp_path):
+    config = (tiny.FAMILIES | tiny.OTHERS)[name].config(num_labels=10)
+    AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path / "start")
+    start = load_file(tmp_path / "start" / "model.safetensors")
+    settings = dict(tune="last-blocks", tuned_blocks=1, steps=4, evaluations=1, learning_rate=0.1, precision="fp32")
+    train = partial(finetune, str(tmp_path / "start"), "digits", tmp_path / "out", head_bias=0.1, device="cpu")
+    if not hasattr(config, "num_hidden_layers"):
+        with pytest.raises(UserError, match=r"--tune last-blocks does not work with .*no sequence of layers"):
+            train(**settings)
+        return
+    blocks = config.num_hidden_layers
+    with pytest.raises(UserError, match=f"--tuned-blocks {blocks} leaves none of the {blocks} blocks .* frozen"):
+        train(**settings | {"tuned_blocks": blocks})
+    learnt = load_file(train(**settings).folder / "model.safetensors")
+    frozen = {name for name, value in start.items() if torch.equal(value, learnt[name])}
+    below = re.compile(rf"embeddings\.|layers\.(?!{blocks - 1}\.)")
+    # `k_proj.bias` has no effect in a softmax, so its gradient is 0 but for rounding
+    kinds = {name: bool(below.search(name)) for name in start if not name.endswith("k_proj.bias")}
+    assert {name for name, is_below in kinds.items() if is_below} == frozen & kinds.keys()
 
 
 def adapted(family, tiny_config):

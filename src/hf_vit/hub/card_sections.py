@@ -50,6 +50,7 @@ _DEPENDENT_SETTINGS: dict[str, tuple[str, tuple[object, ...]]] = {
     "momentum": ("optimizer", ("sgd", "muon")),
     **dict.fromkeys(("beta1", "beta2"), ("optimizer", ("adamw", "lamb", "lion", "muon"))),
     "cooldown": ("schedule", ("warmup_stable_decay",)),
+    "tuned_blocks": ("tune", ("last-blocks",)),
     **dict.fromkeys(("lora_rank", "lora_alpha"), ("tune", ("lora",))),
     "bce_threshold": ("loss", ("bce",)),
 }

@@ -23,7 +23,7 @@ from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.training.processes import make_refusal, world_size
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy
 from hf_vit.training.trainer.sam import SharpnessAware
-from hf_vit.training.trainer.weights import LoraAdapter, train_head_only
+from hf_vit.training.trainer.weights import LoraAdapter, train_head_only, train_last_blocks
 from hf_vit_settings import FinetuneOptions, Recipe
 
 _LARGEST_MICRO_BATCH = 128
@@ -327,6 +327,8 @@ def configure_weights(run: Run) -> dict[str, Any]:
             settings["sampling_weights"] = [balanced.weights[label] for label in labels]
     if recipe.tune == "head":
         train_head_only(run.model)
+    elif recipe.tune == "last-blocks":
+        train_last_blocks(run.model, recipe.tuned_blocks)
     elif recipe.tune == "lora":
         settings["adapter"] = LoraAdapter(run.model, recipe.lora_rank, recipe.lora_alpha)
     return settings

@@ -406,7 +406,12 @@ def train_once(task: Task[Any], job: Job, start: Start, report: ReportLine) -> t
     """Prepare a run and train it, from its checkpoint if it has one."""
     with main_process_first(job.options.device, job.options.process_timeout):
         run = prepare(task, job, start, report)
-    trainer = task.build_trainer(run)
+    try:
+        trainer = task.build_trainer(run)
+    except UserError:
+        if run.checkpoint is None and is_main():
+            shutil.rmtree(run.work)  # nothing was trained, so nothing is to be resumed
+        raise
     try:
         with _explain_errors(run, task.accumulates):
             if run.checkpoint is None:

@@ -44,11 +44,12 @@ def import_timm_optim(optimizer: str) -> Any:
     return optim
 
 
-def number_layers(model: nn.Module) -> dict[str, int]:
+def number_layers(model: nn.Module, option: str = "--layer-decay") -> dict[str, int]:
     """Map every parameter name to its layer: 0 the embeddings and a hybrid's stem, 1..L the blocks, L + 1 the rest.
 
     A block that several layers share gets the highest of their numbers. In a model for masks or boxes the layers are
-    those of the backbone, and everything else is L + 1. Raises a `UserError` for a model without numbered layers.
+    those of the backbone, and everything else is L + 1. Raises a `UserError` for a model without numbered layers, which
+    `option` needs.
     """
     names = [name for name, _ in model.named_parameters()]
     backbone: Any = getattr(model.config, "backbone_config", None)
@@ -57,8 +58,7 @@ def number_layers(model: nn.Module) -> dict[str, int]:
     depth: int | None = getattr(backbone or model.config, "num_hidden_layers", None)
     if not indices or depth is None:
         raise UserError(
-            f"--layer-decay does not work with {type(model).__name__}, which has no sequence of layers; leave "
-            "--layer-decay out"
+            f"{option} does not work with {type(model).__name__}, which has no sequence of layers; leave {option} out"
         )
     groups = max(indices) + 1
     highest = {index * groups // depth: index + 1 for index in range(depth)}

@@ -10,6 +10,7 @@ from torch import nn
 from hf_vit.errors import UserError
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.training.trainer.distributed import get_local_parts
+from hf_vit.training.trainer.optimizers import number_layers
 
 _HEADS = ("classifier", "distillation_classifier")
 # Updating queries and values works best (arXiv 2106.09685, section 7.1).
@@ -134,6 +135,22 @@ def train_head_only(model: nn.Module) -> None:
         return
     model.requires_grad_(False)
     _train_heads(model)
+
+
+def train_last_blocks(model: nn.Module, blocks: int) -> None:
+    """Freeze everything below the last `blocks` blocks (partial fine-tuning, arXiv 2111.06377, section 4.3).
+
+    Raises a `UserError` for a model that has no numbered blocks, or no more than these.
+    """
+    numbers = number_layers(model, "--tune last-blocks")
+    depth = max(numbers.values()) - 1
+    if blocks >= depth:
+        raise UserError(
+            f"--tuned-blocks {blocks} leaves none of the {depth} blocks of {type(model).__name__} frozen; give a "
+            "smaller number, or use --tune all"
+        )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(numbers[name] > depth - blocks)
 
 
 def _train_heads(model: nn.Module) -> None:
