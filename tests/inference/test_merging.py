@@ -209,3 +209,15 @@ def test_too_few_tokens_left_are_told(count: int, left: int | None, caplog: pyte
     assert [f"leaves {left} of the 16 patch tokens" in text and "at most 4" in text for text in texts] == [True] * (
         left is not None
     )
+
+
+@torch.no_grad()
+def test_too_few_tokens_of_smaller_images_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As of a DINOv2 that says 518 px and gets 112: of 64 patches of 256, the third block finds but 30."""
+    _, model, _ = merging_model("plain", image_size=64, patch_size=4)
+    model = hf_vit.optimize_for_inference(model, merge_tokens=17)
+    assert not caplog.records
+    for _ in range(2):
+        model(torch.zeros(1, 3, 32, 32))
+    (record,) = caplog.records
+    assert "leaves 15 of the 64 patch tokens" in record.getMessage()

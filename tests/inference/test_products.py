@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from hf_vit.inference.packing import (
     QuantizedDense,
     attend_by_products,
     pack,
+    round_weights,
+    smooth,
 )
 from hf_vit.models.resnet_hf_vit import STANDARDIZATIONS, StdConv2d
 
@@ -443,3 +446,69 @@ def test_a_model_without_dense_layers_is_refused():
     with pytest.raises(hf_vit.UserError, match="but HfBitForImageClassification has none; leave quantize out"):
         hf_vit.optimize_for_inference(model, quantize="int8")
     assert [type(part) for part in model.modules()] == before
+
+
+def correlated(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
+    """Rows of few directions, as tokens have, and some noise."""
+    mixture = torch.randn(rows, 4, generator=generator) @ torch.randn(4, columns, generator=generator)
+    return mixture + 0.1 * torch.randn(rows, columns, generator=generator)
+
+
+def test_rounding_by_inputs_is_the_greedy_best():
+    """Column by column, by solving for the columns that are still free (optimal brain surgeon, dense formula)."""
+    generator = torch.Generator().manual_seed(0)
+    rows, steps = correlated(300, 24, generator).double(), 20 * torch.randn(5, 24, generator=generator)
+    inputs: Any = SimpleNamespace(products=(rows.T @ rows).float())
+    hessian = rows.T @ rows
+    hessian += 0.01 * hessian.diagonal().mean() * torch.eye(24)
+    remaining, free = steps.double(), hessian.diagonal().argsort(descending=True).tolist()
+    wanted = torch.empty_like(steps)
+    while free:
+        column, *free = free
+        wanted[:, column] = remaining[:, column].round().clamp(-127, 127)
+        error = remaining[:, column] - wanted[:, column]
+        if free:  # what the free columns have to add, so that the sum over all inputs changes least
+            remaining[:, free] += error[:, None] * torch.linalg.solve(hessian[free][:, free], hessian[free, column])
+    given = round_weights(steps, 127, inputs)
+    assert (given == wanted).double().mean() > 0.95  # float32 decides otherwise between two steps
+    plain, best = ((rows @ (steps - rounded).double().T).norm() for rounded in (steps.round(), given))
+    assert best < 0.5 * plain
+
+
+@pytest.mark.parametrize("fields", [{}, {"mlp_type": "swiglu", "norm_type": "rmsnorm"}, {"norm_after_branches": True}])
+@torch.no_grad()
+def test_calibrated_answers_are_closer(fields: dict[str, Any]):
+    """With a channel many times as large as the others, as pretrained models have."""
+    family = FAMILIES["plain"]
+    model: Any = family.build("classification", **fields).eval()
+    for layer in model.vit.layers:
+        for norm in (layer.layernorm_before, layer.layernorm_after):
+            norm.weight[0] *= 30
+    images = torch.randn(24, 3, *model.config.nominal_size, generator=torch.Generator().manual_seed(1))
+    wanted, before = model(images[:8]).logits, copy.deepcopy(model.state_dict())
+    calibrate = {"quantize": "int8", "calibrate": images[8:]}
+    plain = hf_vit.optimize_for_inference(copy.deepcopy(model), quantize="int8")(images[:8]).logits
+    copied = copy.deepcopy(model).train()
+    calibrated = hf_vit.optimize_for_inference(copied, **calibrate)(images[:8]).logits
+    assert (calibrated - wanted).norm() < 0.8 * (plain - wanted).norm()
+    with pytest.raises(ValueError, match="the model needs"):
+        hf_vit.optimize_for_inference(model.train(), quantize="int8", calibrate=images[:, :2])
+    assert model.training
+    assert not any(hasattr(module, "inputs") or module._forward_pre_hooks for module in model.vit.layers.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@torch.no_grad()
+def test_smoothing_changes_no_product():
+    generator = torch.Generator().manual_seed(0)
+    norm, dense = torch.nn.LayerNorm(16), Dense(torch.randn(8, 16, generator=generator), None)
+    norm.weight[3], norm.bias[5] = 40.0, -7.0
+    rows = torch.randn(50, 16, generator=generator)
+    normalized = norm(rows)
+    products, largest, wanted = normalized.T @ normalized, normalized.abs().amax(0), dense(normalized)
+    dense.inputs = SimpleNamespace(products=products, largest=largest)
+    smoothed = smooth(norm, dense)
+    assert smoothed is not norm
+    torch.testing.assert_close(dense(smoothed(rows)), wanted)
+    assert smoothed(rows).abs().max() * 4 < normalized.abs().max()
+    torch.testing.assert_close(dense.inputs.products, smoothed(rows).T @ smoothed(rows))

@@ -55,6 +55,7 @@ class Dense(Merged):
 
     merged_weight: torch.Tensor
     merged_bias: torch.Tensor | None
+    inputs: Any = None  # what `calibration` recorded of them
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str | None = None) -> None:
         super().__init__()
@@ -78,7 +79,9 @@ class Dense(Merged):
         if scale is not None:
             factor = scale.lambda1.to(dtype)
             weight, bias = weight * factor[:, None], None if bias is None else bias * factor
-        return cls(weight, bias)
+        dense = cls(weight, bias)
+        dense.inputs = getattr(next(iter(linears)), "inputs", None)
+        return dense
 
     @classmethod
     def from_dense_norm(cls, dense_norm: DenseNorm, dtype: torch.dtype) -> "Dense":

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from hf_vit.environment import cpu_capabilities, emulates_bfloat16, keep_freed_memory
 from hf_vit.errors import UserError, enough_memory
+from hf_vit.inference.calibration import recorded_inputs
 from hf_vit.inference.engines import ENGINES, choose_engine, list_engine_modules, make_engine_changes
 from hf_vit.inference.freezing import REMEDY, add_base, freeze, refuse_gradients
 from hf_vit.inference.layers import FusedLayer, derive, scale_and_shift
@@ -54,6 +55,7 @@ def optimize_for_inference(
     engine: str = "auto",
     compile: bool = False,
     quantize: str | None = None,
+    calibrate: torch.Tensor | None = None,
     merge_tokens: int | None = None,
 ) -> Model:
     """Make a model faster at inference, in place: same inputs, same outputs up to rounding, no more training or saving.
@@ -80,6 +82,9 @@ def optimize_for_inference(
             the batch, or of each token where a residual is added); patches, convolutions, attention's products and the
             head stay in float. Outputs change; check the model's accuracy. Without VNNI instructions it is not fast,
             and weights are coarser.
+        calibrate: with quantize, images as the model takes them (about 100, [B, C, H, W]). The inputs that layers have
+            on them, 4 D x D bytes each, balance the channels of norms with the weights that read them (SmoothQuant)
+            and choose how weights are rounded (GPTQ), which changes outputs less and costs no time later.
         merge_tokens: patch tokens that every block merges into others (token merging, arXiv 2210.09461), for Vision
             Transformers and hybrids. Faster, but outputs change; check the model's accuracy. `attention_maps` still
             cover all patches. Hidden states, backbones and padding are refused.
@@ -101,6 +106,8 @@ def optimize_for_inference(
     dtype, device = placement = check_model(model)
     if quantize is not None:
         check_int8(model, device, compile)
+    elif calibrate is not None:
+        raise UserError("calibrate is for quantize='int8'; give both, or leave calibrate out")
     if merge_tokens is not None:
         check_mergeable(model, merge_tokens)
     options = {"compile": compile, "quantize": quantize, "merge_tokens": merge_tokens}
@@ -111,7 +118,10 @@ def optimize_for_inference(
     finish = pack if quantize is None else partial(pack, in_int8=True)
     if compile:
         finish = as_built
-    with enough_memory("the model's weights a second time", "use the model as it is, or a machine with more memory"):
+    with (
+        enough_memory("the model's weights a second time", "use the model as it is, or a machine with more memory"),
+        recorded_inputs(model, calibrate),
+    ):
         plan = make_plan(model, torch.float32 if is_emulated or quantize is not None else dtype, finish)
         if runtime is not None:
             try:
@@ -398,6 +408,7 @@ class MergingModel(HfViTBaseModel):
     """Class put before the class of a model whose layers merge tokens."""
 
     num_merged: int
+    checked_grids: set[Grid]  # those for which it was checked that enough tokens are left
 
     def new_groups(self) -> TokenGroups:
         """Return groups for one pass."""
@@ -417,6 +428,10 @@ class MergingModel(HfViTBaseModel):
             requested_value = kwargs.get(name)
             if getattr(self.config, name) if requested_value is None else requested_value:
                 raise UserError(f"{name} is not available with merge_tokens, as blocks merge tokens; {REMEDY}")
+        grid = self.config.grid_of(*pixel_values.shape[-2:])
+        if not is_graph() and grid not in self.checked_grids:
+            self.checked_grids.add(grid)
+            _warn_of_few_tokens(self, grid, self.num_merged)
         kwargs["groups"] = self.new_groups()
         return super().forward(pixel_values, **kwargs)
 
@@ -469,17 +484,22 @@ def check_mergeable(model: nn.Module, num_merged: object) -> None:
             "head, or a classifier"
         )
     for vit in vits:
-        patches = tokens = math.prod(vit.config.grid)
-        is_short = False
-        for _ in vit.layers[1:]:  # the last block merges none
-            is_short = is_short or num_merged > tokens // 2
-            tokens -= min(num_merged, tokens // 2)
-        if is_short:
-            logger.warning(
-                "merge_tokens=%d leaves %d of the %d patch tokens of an image, so features may be far off; choose at "
-                "most %d, or compare the accuracy with hf-vit evaluate",
-                num_merged, tokens, patches, max(1, patches // len(vit.layers)),
-            )  # fmt: skip
+        _warn_of_few_tokens(vit, vit.config.grid, num_merged)
+
+
+def _warn_of_few_tokens(vit: HfViTBaseModel, grid: Grid, num_merged: int) -> None:
+    """Log a warning if the blocks of a model run out of patch tokens to merge in images of this grid."""
+    patches = tokens = math.prod(grid)
+    is_short = False
+    for _ in vit.layers[1:]:  # the last block merges none
+        is_short = is_short or num_merged > tokens // 2
+        tokens -= min(num_merged, tokens // 2)
+    if is_short:
+        logger.warning(
+            "merge_tokens=%d leaves %d of the %d patch tokens of an image, so features may be far off; choose at "
+            "most %d, or compare the accuracy with hf-vit evaluate",
+            num_merged, tokens, patches, max(1, patches // len(vit.layers)),
+        )  # fmt: skip
 
 
 def make_merging_changes(model: nn.Module, changes: list[Change], num_merged: int) -> list[Change]:
@@ -492,7 +512,8 @@ def make_merging_changes(model: nn.Module, changes: list[Change], num_merged: in
         for index in range(last_index + 1):
             layer = new_modules[vit.layers, str(index)]
             merging += [Change(layer, "__class__", MergingLayer), Change(layer, "is_last", index == last_index)]
-        merging += [Change(vit, "num_merged", num_merged), Change(vit, "__class__", _MERGING[type(vit)])]
+        merging += [Change(vit, "num_merged", num_merged), Change(vit, "checked_grids", {tuple(vit.config.grid)})]
+        merging.append(Change(vit, "__class__", _MERGING[type(vit)]))
     return merging
 
 

@@ -14,8 +14,17 @@ from transformers.activations import ACT2FN
 
 from hf_vit.environment import cpu_capabilities, has_avx2_alone, sums_int8_in_16_bits
 from hf_vit.errors import UserError
+from hf_vit.inference.calibration import round_weights, smooth
 from hf_vit.inference.freezing import REMEDY, add_base, refuse_gradients
-from hf_vit.inference.layers import Dense, FusedAttention, FusedMLP, Merged, PatchProduct, StandardizedConv2d
+from hf_vit.inference.layers import (
+    Dense,
+    FusedAttention,
+    FusedLayer,
+    FusedMLP,
+    Merged,
+    PatchProduct,
+    StandardizedConv2d,
+)
 from hf_vit.inference.plan import REPLACEMENTS
 from hf_vit.models.resnet_hf_vit import PADDINGS, StdConv2d
 
@@ -58,6 +67,10 @@ def pack(module: nn.Module, in_int8: bool = False) -> nn.Module:
         return PackedConv2d(module) if _can_be_packed(module.kernel, _REORDER_KERNEL, _CONVOLUTION) else module
     if isinstance(module, FusedAttention):
         module.interleave()
+    if isinstance(module, FusedLayer) and in_int8 and not module.norm_after_branches:
+        mlp: Any = module.mlp
+        module.layernorm_before = smooth(module.layernorm_before, module.attention.qkv)
+        module.layernorm_after = smooth(module.layernorm_after, getattr(mlp, "fc1", None) or mlp.gate_up)
     for name, child in module.named_children():
         setattr(module, name, pack(child, in_int8 and not isinstance(module, PatchProduct)))
     if type(module) is FusedMLP and module.inner_layernorm is None:
@@ -196,7 +209,7 @@ class QuantizedDense(Merged):
         self.approximate, weight = dense.approximate, dense.merged_weight.float()
         levels = 64 if sums_int8_in_16_bits() else 127  # 2 * 255 * 64 fits into 16 bits
         self.weight_scales = weight.abs().amax(dim=1).clamp(min=1e-12) / levels
-        rounded = torch.round(weight / self.weight_scales[:, None]).to(torch.int8)
+        rounded = round_weights(weight / self.weight_scales[:, None], levels, dense.inputs).to(torch.int8)
         self.weight_zeros = torch.zeros(len(weight), dtype=torch.int64)
         self.packed_weight = _INT8_PACK(rounded, None)
         self.packed_bias = None if dense.merged_bias is None else dense.merged_bias.float()
