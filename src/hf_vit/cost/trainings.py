@@ -36,8 +36,7 @@ def matmul_flops_per_second(device: str = "cpu", precision: Literal["fp32", "bf1
         if torch_device.type != "cpu":
             torch.accelerator.synchronize()
 
-    best = float("inf")
-    end = time.perf_counter() + _SECONDS
+    best, end = float("inf"), time.perf_counter() + _SECONDS
     torch.mm(matrix, matrix)
     while best == float("inf") or time.perf_counter() < end:
         wait()
@@ -156,8 +155,7 @@ def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
 
 def _count_images(training: Record, folder: str) -> float:
     """Return how many images a training processed, counting repetitions."""
-    values = training.values
-    recipe = training.values.get("recipe")
+    values, recipe = training.values, training.values.get("recipe")
     images_seen = values.get("images_seen")  # missing in older records
     if isinstance(images_seen, int | float):
         return float(images_seen)

@@ -126,8 +126,7 @@ class Clock(TrainerCallback, ExportableState):
         self._begin = time.perf_counter()
 
     def on_train_end(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
-        self.earlier = self.seconds
-        self._begin = None
+        self.earlier, self._begin = self.seconds, None
 
 
 class Patience(EarlyStoppingCallback):

@@ -71,7 +71,8 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yield (pass, index) for every example of the epoch, shuffled or drawn by weight."""
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
+        epoch = self.epoch
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
         if self.weights is None:
             order = torch.randperm(self.size, generator=generator)
         else:
@@ -127,9 +128,7 @@ class SeededDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, collator: Collator, seed: int) -> None:
-        self.dataset = dataset
-        self.collator = collator
-        self.seed = seed
+        self.dataset, self.collator, self.seed = dataset, collator, seed
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -214,10 +213,7 @@ class SeededStream(IterableDataset[Any]):
             if first + position == 0:
                 self._refuse_empty_part(worker)
                 return
-            epoch += 1
-            first += position
-            resume_position = 0
-            dataset_position = None
+            epoch, first, resume_position, dataset_position = epoch + 1, first + position, 0, None
 
     def _iterate_epoch(self, epoch: int, dataset_position: Any) -> Iterator[tuple[Any, Any]]:
         """Iterate over (example, position after it) of this process in an epoch.
