@@ -25,7 +25,7 @@ from hf_vit import HfAxialViTConfig, HfLocalViTConfig, HfLocalViTModel, HfViTCon
 from hf_vit.models.embeddings_hf_vit import Tokens
 from hf_vit.models.modeling_hf_axial_vit import HfAxialViTLayer
 from hf_vit.models.modeling_hf_vit import HfViTLayer
-from hf_vit.speed.measuring import peak_memory, quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio, measure_peak_memory, take_turns
 
 SIZES = vit_sizes(384, 1536, heads=6)
 SIDES = (28, 32, 56, 64, 96)
@@ -70,11 +70,11 @@ def measure_axial(report: Script) -> None:
             tokens = torch.randn(1, side * side, 384, dtype=getattr(torch, dtype))
             turns = {name: lambda block=block: block(tokens, (side, side)) for name, block in contestants.items()}  # noqa: B023
             seconds = take_turns(turns, report.options.turns)
-            medians[side] = quartiles(seconds["axial"]).median
+            medians[side] = compute_quartiles(seconds["axial"]).median
             row: dict[str, Any] = {"dtype": dtype, "side": side, "milliseconds": round(1e3 * medians[side], 2)}
-            row |= {name: speed_ratio(seconds, "axial", other) for name, other in RATIOS.items()}
+            row |= {name: compute_speed_ratio(seconds, "axial", other) for name, other in RATIOS.items()}
             if side == max(report.options.sides):
-                row["peak_memory_MB"] = round(peak_memory(turns["axial"]) / 1e6, 1)
+                row["peak_memory_MB"] = round(measure_peak_memory(turns["axial"]) / 1e6, 1)
             report.record(**row)
         low, high = min(medians), max(medians)
         if low != high:
@@ -87,13 +87,13 @@ def block_functions(model: Any, side: int) -> tuple[Callable[[], Any], ...]:
     """Return a model's block, its attention without the projections, and what it makes once for all blocks."""
     grid, (layer,) = (side, side), model.layers
     tokens = Tokens(torch.randn(1, side * side + 1, 384), grid)
-    mask = model._attention_mask(tokens)
+    mask = model._make_attention_mask(tokens)
     attention, projected = copy.deepcopy(layer.attention), layer.attention.project(tokens.hidden_states)
     attention.project = lambda hidden_states: projected
     return (
         lambda: layer(tokens.hidden_states, mask, grid=grid),
         lambda: attention.attend(tokens.hidden_states, mask, grid=grid),
-        lambda: model._attention_mask(tokens),
+        lambda: model._make_attention_mask(tokens),
     )
 
 
@@ -111,14 +111,14 @@ def measure_local(report: Script) -> None:
     )
     for name in list(models)[1:]:
         row: dict[str, Any] = {"side": LOCAL_SIDE, "contestant": name}
-        row["block_milliseconds"] = round(1e3 * quartiles(seconds[name]).median, 1)
-        row["block_times_as_fast_as_full"] = speed_ratio(seconds, name, "full")
+        row["block_milliseconds"] = round(1e3 * compute_quartiles(seconds[name]).median, 1)
+        row["block_times_as_fast_as_full"] = compute_speed_ratio(seconds, name, "full")
         if name in PATTERNS:
-            row["attention_alone_times_as_fast_as_full"] = speed_ratio(attention_seconds, name, "full")
-            row["once_milliseconds"] = round(1e3 * quartiles(mask_seconds[name]).median, 1)
+            row["attention_alone_times_as_fast_as_full"] = compute_speed_ratio(attention_seconds, name, "full")
+            row["once_milliseconds"] = round(1e3 * compute_quartiles(mask_seconds[name]).median, 1)
         report.record(**row)
     for side in report.options.local_sides:
-        memory = peak_memory(block_functions(models["local"], side)[0])
+        memory = measure_peak_memory(block_functions(models["local"], side)[0])
         report.record(side=side, peak_memory_MB=round(memory / 1e6, 1), bytes_a_token=round(memory / side**2))
     report.finish()
 

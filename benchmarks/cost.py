@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from hf_vit.cost.flops import forward_flops
 from hf_vit.environment import keep_freed_memory
 from hf_vit.families import FAMILIES
-from hf_vit.speed.measuring import peak_memory
+from hf_vit.speed.measuring import measure_peak_memory
 
 SIDES, PATCH = (16, 24, 32, 48), 8  # patches, px; in smaller grids a local window holds nearly all tokens
 MEMORY_THEORY = {"axial_resnet": 1.5}  # of the others: 1
@@ -98,7 +98,7 @@ def measure_growth(report: Script) -> None:
             images = torch.randn(2, 3, *model.config.nominal_size)
             model(images)
             seconds = min(cpu_seconds(lambda: model(images)) for _ in range(report.options.turns))  # noqa: B023
-            points.append((side**2, seconds, forward_flops(model.config), peak_memory(lambda: model(images))))  # noqa: B023
+            points.append((side**2, seconds, forward_flops(model.config), measure_peak_memory(lambda: model(images))))  # noqa: B023
         tokens, *quantities = np.log(np.array(points)).T
         slopes = [round(float(np.polyfit(tokens, values, 1)[0]), 3) for values in quantities]
         row = dict(zip(("time", "time_theory", "memory"), slopes, strict=True))

@@ -37,7 +37,7 @@ from transformers import TrainingArguments
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data import AugmentationConfig, ImageCollator, image_transforms, load_data, make_processor, transform_split
-from hf_vit.speed.measuring import quartiles, speed_ratio
+from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio
 from hf_vit.training import HfViTTrainer
 
 BATCH, WORKERS, SHARDS, SMALL, EPOCHS = 32, 2, 8, 32, 2
@@ -226,12 +226,12 @@ def main() -> None:
         opening, *epochs = zip(*turns, strict=True)
         _, *ours = zip(*turns_by_case[name, "hf_vit"], strict=True)
         row: dict[str, Any] = {"layout": name, "contestant": contestant}
-        row["open_seconds"] = round(quartiles(opening).median, 2)
+        row["open_seconds"] = round(compute_quartiles(opening).median, 2)
         for title, theirs, hf_vit_seconds in zip(("first", "later"), epochs, ours, strict=True):
-            row[f"{title}_images_per_second"] = round(1 / quartiles(theirs).median, 1)
+            row[f"{title}_images_per_second"] = round(1 / compute_quartiles(theirs).median, 1)
             if contestant != "hf_vit":
                 both = {"theirs": theirs, "hf_vit": hf_vit_seconds}
-                row[f"hf_vit_{title}"] = speed_ratio(both, "hf_vit", "theirs")
+                row[f"hf_vit_{title}"] = compute_speed_ratio(both, "hf_vit", "theirs")
         report.record(**row)
     report.finish(images=settings.images, workers=WORKERS, batch_size=BATCH, webdataset=webdataset.__version__)
 

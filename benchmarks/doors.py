@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 from script import describe
 
-from hf_vit.environment import hardware
+from hf_vit.environment import read_hardware
 from hf_vit.hub.contents import make_serving_files
 from hf_vit.hub.model_folder import read_config
 
@@ -99,7 +99,7 @@ def measure(folder: Path, name: str, seconds: float, port: int) -> dict[str, Any
         try:
             wait(port, path, server)
             return load(port, path, psutil.Process(server.pid), seconds) | {
-                "server": f"{name} {version(package)}" if package else name, "hf_vit": True, **hardware("cpu")
+                "server": f"{name} {version(package)}" if package else name, "hf_vit": True, **read_hardware("cpu")
             }  # fmt: skip
         finally:
             children = psutil.Process().children(recursive=True)  # of this process: the server may have ended

@@ -19,7 +19,7 @@ from hf_vit.data import load_data
 from hf_vit.data.images import decode_image
 from hf_vit.evaluation import evaluate_protocol, predict
 from hf_vit.loading.model import load_model
-from hf_vit.speed.measuring import speed_ratio, take_turns
+from hf_vit.speed.measuring import compute_speed_ratio, take_turns
 from hf_vit.training import FinetuneOptions, finetune
 
 SIDE, SIZES = 384, (48, 112)  # px
@@ -61,7 +61,7 @@ def measure(size: int, data: Path, folder: Path, turns: int) -> dict[str, Any]:
     pairs = zip(values(None), values(subject.draft_side), strict=True)
     row["mean_difference"] = round(127.5 * float(np.mean([float((a - b).abs().mean()) for a, b in pairs])), 2)
     forms: Any = {"whole": lambda: values(None), "draft": lambda: values(subject.draft_side)}
-    row["times_as_fast"] = speed_ratio(take_turns(forms, turns), "draft", "whole")
+    row["times_as_fast"] = compute_speed_ratio(take_turns(forms, turns), "draft", "whole")
     return row
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from script import Script, alternate, parser, run_program
 
-from hf_vit.speed.measuring import quartiles, speed_ratio
+from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio
 
 PROGRAM = """
 import json, resource, statistics, time
@@ -60,8 +60,13 @@ def main() -> None:
         turns = {name: partial(run_program, code, environment=each) for name, each in environments.items()}
         runs = alternate(turns, report.options.turns)
         measured = {name: [result["seconds"] for result in results] for name, results in runs.items()}
-        memory = {name: quartiles([result["bytes"] for result in results]).median for name, results in runs.items()}
-        ratio, memory_ratio = speed_ratio(measured, "kept", "without"), round(memory["kept"] / memory["without"], 2)
+        memory = {
+            name: compute_quartiles([result["bytes"] for result in results]).median for name, results in runs.items()
+        }
+        ratio, memory_ratio = (
+            compute_speed_ratio(measured, "kept", "without"),
+            round(memory["kept"] / memory["without"], 2),
+        )
         report.record(variant=variant, work=work, batch=batch, times_as_fast=ratio, memory=memory_ratio)
     report.finish()
 

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hf_vit
 from hf_vit.data import load_data
-from hf_vit.results.figures import new_figure, save_figure
+from hf_vit.results.figures import make_figure, save_figure
 
 SIDE = 32
 _OTHERS = {"num_channels": 1, "num_labels": 10, "pooling": "gap", "position_embedding": "learned"}
@@ -195,7 +195,7 @@ def mean_and_deviation(lines: list[dict[str, Any]], name: str) -> tuple[float, f
 
 def draw(path: Path) -> None:
     """Draw accuracy against training images beside the record."""
-    figure = new_figure(6, 4)
+    figure = make_figure(6, 4)
     axes = figure.add_subplot()
     for family, lines in group([line for line in read(path) if line["kind"] == "data"], "family").items():
         points = [

@@ -28,7 +28,7 @@ from script import CPU, parser, save_with_processor, vit_sizes
 from tables import INT8_FORMS
 
 from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
-from hf_vit.speed.measuring import others_load, quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio, others_load, take_turns
 
 WIDTHS = vit_sizes(64, 128, pooling="gap", position_embedding="sincos_2d")
 FAMILIES = {
@@ -135,7 +135,7 @@ def evaluate_torch(family: str, name: str, work: Path) -> dict[str, Any]:
     folder = train_once(family, name, work)
     subject, ours = load_model(folder, "cpu"), load_model(folder, "cpu").model
     quantized = optimize_for_inference(subject.model, quantize="int8")
-    classes = torch.tensor(subject.classes_of(data.label_names))
+    classes = torch.tensor(subject.list_classes(data.label_names))
     answers = list[torch.Tensor]()
     with torch.no_grad():
         for start in range(0, len(table), 8):
@@ -178,19 +178,19 @@ def quantize_random(variant: str, to: str, mode: str, work: Path) -> Path:
         unfinished = folder.with_name(f"{folder.name}-unfinished")
         unfinished.mkdir(exist_ok=True)
         images = Noise(torch.randn(8, 1, 3, 224, 224, generator=torch.Generator().manual_seed(1)))
-        runtime.quantize(source, unfinished / file, mode, images, runtime.dense_layers(source))
+        runtime.quantize(source, unfinished / file, mode, images, runtime.list_dense_layers(source))
         unfinished.rename(folder)
     return folder
 
 
 def build_graph_step(folder: Path, images: torch.Tensor, threads: int, precision: str = "f32") -> Callable[[], Any]:
     """Return a function that runs a graph once on this many threads."""
-    from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, openvino_core
+    from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, get_openvino_core
 
     if (folder / "model.onnx").is_file():
         return partial(ONNXRUNTIME.open(folder / "model.onnx").run, images)  # its threads do not wait on the cores
     hints = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-    compiled = openvino_core().compile_model(folder / "openvino_model.xml", "CPU", hints)
+    compiled = get_openvino_core().compile_model(folder / "openvino_model.xml", "CPU", hints)
     return lambda: compiled([images.numpy()])
 
 
@@ -240,8 +240,8 @@ def time_forms(runtime: str, variant: str, batch: int, options: argparse.Namespa
         command = [sys.executable, __file__, "memory", *arguments]
         memory = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
         rows[form] = {
-            "images_per_second": PASSES_A_TURN * batch / quartiles(seconds[form]).median,
-            "times_float32": asdict(speed_ratio(seconds, form, "float32")),
+            "images_per_second": PASSES_A_TURN * batch / compute_quartiles(seconds[form]).median,
+            "times_float32": asdict(compute_speed_ratio(seconds, form, "float32")),
             "memory_megabytes": float(memory),
         }
     return rows

@@ -22,7 +22,7 @@ from transformers import ViTImageProcessor, ViTImageProcessorPil
 
 from hf_vit.data import eval_transform
 from hf_vit.data.images import decode_image, map_in_threads
-from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio, take_turns
 
 
 def write_images(folder: Path, count: int, size: int) -> list[Path]:
@@ -89,14 +89,15 @@ def main() -> None:
             turns = {side: lambda loader=loader: sum(map(len, loader)) for side, loader in loaders.items()}
             seconds = take_turns(turns, settings.turns)
             ratios = {
-                f"times_as_fast_as_{side.replace(' ', '_')}": speed_ratio(seconds, "hf_vit", side) for side in theirs
+                f"times_as_fast_as_{side.replace(' ', '_')}": compute_speed_ratio(seconds, "hf_vit", side)
+                for side in theirs
             }
             report.record(
                 processor=name,
                 **ratios,
-                images_per_second=round(settings.images / quartiles(seconds["hf_vit"]).median, 1),
+                images_per_second=round(settings.images / compute_quartiles(seconds["hf_vit"]).median, 1),
                 largest_difference=float(differences["hf_vit"].max()),
-                draft_times_as_fast=speed_ratio(seconds, "draft", "hf_vit"),
+                draft_times_as_fast=compute_speed_ratio(seconds, "draft", "hf_vit"),
                 draft_mean_difference=round(127.5 * float(differences["draft"].mean()), 2),
             )
     report.finish(images=settings.images, px=settings.size)

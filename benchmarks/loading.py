@@ -35,7 +35,7 @@ from originals.google import make_checkpoint
 
 from hf_vit.conversion.fill import load_weights
 from hf_vit.conversion.readers import NpzReader
-from hf_vit.speed.measuring import quartiles, speed_ratio
+from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio
 
 PEAK = """
 import json, re, sys, time
@@ -102,10 +102,13 @@ def measure_loading(report: Script, folder: Path) -> None:
         "seconds": "to first logits", "cpu": "CPU seconds of that", "loaded": "from_pretrained alone"
     }.items():  # fmt: skip
         measured = {name: [result[key] for result in results] for name, results in runs.items()}
-        ratio, seconds = speed_ratio(measured, "transformers", "hf_vit"), quartiles(measured["hf_vit"]).median
+        ratio, seconds = (
+            compute_speed_ratio(measured, "transformers", "hf_vit"),
+            compute_quartiles(measured["hf_vit"]).median,
+        )
         report.record(what=title, time_of_transformers=ratio, seconds=round(seconds, 3))
     for name, results in runs.items():
-        peak = quartiles([result["bytes"] / weights for result in results])
+        peak = compute_quartiles([result["bytes"] / weights for result in results])
         report.record(what=f"peak memory of {name}, in weights", peak=peak)
 
 
@@ -139,8 +142,8 @@ def measure_conversion(report: Script, folder: Path) -> None:
         report.record(
             form=form,
             megabytes=round(path.stat().st_size / 1e6),
-            reading_time_of_numpys=speed_ratio(seconds, "numpy", "reading"),
-            reading_seconds=round(quartiles(seconds["reading"]).median, 2),
+            reading_time_of_numpys=compute_speed_ratio(seconds, "numpy", "reading"),
+            reading_seconds=round(compute_quartiles(seconds["reading"]).median, 2),
             conversion_seconds=round(conversion_run["seconds"], 2),
             peak_megabytes=round(conversion_run["bytes"] / 1e6),
             allowed_megabytes=round((1.3 * (folder / "stored.npz").stat().st_size + 300e6) / 1e6),
@@ -162,7 +165,7 @@ def measure_imports(report: Script, folder: Path) -> None:
     transformers_seconds, added_seconds = zip(*seconds_by_command.pop("imports"), strict=True)
     names = {"import of transformers' classes": transformers_seconds, "import hf_vit, beyond that": added_seconds}
     for name, seconds in (names | seconds_by_command).items():
-        report.record(what=name, cpu_seconds=quartiles(seconds))
+        report.record(what=name, cpu_seconds=compute_quartiles(seconds))
 
 
 def main() -> None:

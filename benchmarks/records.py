@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import torch
 from script import describe
 
-from hf_vit.environment import hardware, versions
+from hf_vit.environment import list_versions, read_hardware
 from hf_vit.evaluation.runners import RUNNERS, open_runner
 
 Job = dict[str, Any]  # the values that identify a run
@@ -171,4 +171,4 @@ def _run_ready_job(ready: tuple[Job, list[dict[str, Any]]], run_job: RunJob) -> 
     result = run_job(*ready)
     seconds = result.pop("earlier_cpu_seconds", 0.0) + time.process_time() - start
     result |= {"cpu_seconds": round(seconds, 1)}
-    return result | {"hardware": hardware("cpu"), "versions": versions()}
+    return result | {"hardware": read_hardware("cpu"), "versions": list_versions()}

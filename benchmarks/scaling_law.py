@@ -35,7 +35,7 @@ from hf_vit.cost.flops import forward_flops
 from hf_vit.cost.scaling_law import ScalingLaw, fit_scaling_law
 from hf_vit.data import eval_transform, load_data
 from hf_vit.data.transforms import make_processor
-from hf_vit.results.figures import new_figure, save_figure
+from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.training import pretrain
 from hf_vit.training.tasks.patch_prediction import MaskingCollator, NextPatch
 
@@ -131,7 +131,7 @@ def draw(plan: Plan, records: Records, path: Path) -> None:
     """Draw the losses over compute, the law and its floor."""
     runs, held_out = ([run for job in jobs if (run := records.find(job))] for jobs in (plan.runs(), plan.held_out()))
     law = fit_law(runs, plan.shift)
-    figure = new_figure(6, 4)
+    figure = make_figure(6, 4)
     axes = figure.add_subplot()
     curve = np.geomspace(compute_teraflops(min(plan.sizes)), compute_teraflops(plan.largest), 200)
     axes.plot(curve, law.error(curve), label=f"{law}, fitted to the filled", color="C0")

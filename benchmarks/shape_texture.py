@@ -30,8 +30,8 @@ from tables import TABLES, group
 from torch.nn import functional as F
 from torchvision.transforms.v2 import RandomResizedCrop
 
-from hf_vit.analysis.shape_bias import count_decisions, shape_share
-from hf_vit.results.figures import new_figure, save_figure
+from hf_vit.analysis.shape_bias import compute_shape_share, count_decisions
+from hf_vit.results.figures import make_figure, save_figure
 
 CLASSES = ("disc", "square", "triangle", "cross")
 SEEDS = (0, 1, 2)
@@ -162,8 +162,10 @@ def evaluate(model: torch.nn.Module, seed: int) -> dict[str, Any]:
             name: round(float(np.mean(predict_classes(cue, stream) == labels)), 4)
             for stream, (name, cue) in enumerate(cues.items())
         },
-        "shape_bias": round(float(shape_share(totals)), 4) if totals[:2].any() else None,
-        "shape_bias_by_class": [None if np.isnan(value) else round(float(value), 4) for value in shape_share(counts)],
+        "shape_bias": round(float(compute_shape_share(totals)), 4) if totals[:2].any() else None,
+        "shape_bias_by_class": [
+            None if np.isnan(value) else round(float(value), 4) for value in compute_shape_share(counts)
+        ],
         "decisions": {"shape": int(totals[0]), "texture": int(totals[1]), "other": int(totals[2])},
     }
 
@@ -192,7 +194,7 @@ def write_example(folder: Path) -> None:
 
 def draw_biases(path: Path) -> None:
     """Draw the shares of shape decisions beside the record, above examples of the images."""
-    figure = new_figure(9, 5.4)
+    figure = make_figure(9, 5.4)
     grid = figure.add_gridspec(2, 8, height_ratios=(1, 3))
     examples = [(0, 0), (1, 1), (2, 2), (3, 3), (0, 1), (2, 3), (1, None), (None, 2)]
     for column, (image, pair) in enumerate(zip(draw_images(examples, 0, 9), examples, strict=True)):

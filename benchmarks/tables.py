@@ -109,7 +109,7 @@ def format_margin(gaps: Sequence[float]) -> str:
     return format_interval(gaps, "+") if len(gaps) > 1 else ""
 
 
-def quartiles(ratio: dict[str, float] | None) -> str:
+def compute_quartiles(ratio: dict[str, float] | None) -> str:
     return "{median:.2f} ({lower:.2f} to {upper:.2f})".format(**ratio) if ratio else ""
 
 
@@ -284,7 +284,7 @@ def training(_: Path | None) -> str:
         for dtype, name in itertools.product(DTYPES, names)
     )
     caption = f"Times transformers' sdpa, batches of 8; bfloat16 under autocast. {format_model_dates(*PROCESSORS)}."
-    return markdown("processor | dtype | contestant | S/16 | B/16", compare(rows, quartiles), caption)
+    return markdown("processor | dtype | contestant | S/16 | B/16", compare(rows, compute_quartiles), caption)
 
 
 # ---- README and index: the measurements of the first page
@@ -442,7 +442,7 @@ def format_cell(value: Any) -> str:
     if value is None or isinstance(value, str | bool):
         return {None: "", True: "yes", False: "no"}.get(value, value)
     if isinstance(value, dict):
-        return quartiles(value)
+        return compute_quartiles(value)
     return f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value + 0:.3g}"
 
 

@@ -16,7 +16,7 @@ from script import CPU, Script, parser, vit_sizes
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, optimize_for_inference
 from hf_vit.data import load_data, make_processor
-from hf_vit.speed.measuring import speed_ratio, take_turns
+from hf_vit.speed.measuring import compute_speed_ratio, take_turns
 from hf_vit.speed.peers import Shape, build
 from hf_vit.training import FinetuneOptions, finetune
 
@@ -54,7 +54,7 @@ def measure_rows(name: str, model: Any, images: torch.Tensor, turns: int) -> lis
     rows: list[dict[str, Any]] = []
     for count, form in forms.items():
         row: dict[str, Any] = {"model": name, "merge_tokens": count, "batch": len(images)}
-        row["times_as_fast"] = speed_ratio(seconds, str(count), "None")
+        row["times_as_fast"] = compute_speed_ratio(seconds, str(count), "None")
         if name == "digits":
             for split_name in ("validation", "test"):
                 pixels, labels = load_split(split_name)

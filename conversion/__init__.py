@@ -3,6 +3,6 @@
 Names are imported on first use, so that a conversion does not import the export code.
 """
 
-from hf_vit.environment import lazy_names
+from hf_vit.environment import make_lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = make_lazy_names(__name__, __file__)

@@ -1,7 +1,7 @@
 """Convert a checkpoint of another library into a folder that `from_pretrained` reads.
 
 With `verify=FILE.npz` the converted model is compared, stage by stage, with recorded results of the original code:
-`images` [B, H, W, C] float32 in the model's input range, and float32 results for any stages of `stage_modules`.
+`images` [B, H, W, C] float32 in the model's input range, and float32 results for any stages of `list_stage_modules`.
 Suffixes: `_f64` means computed in float64, `_0` the first image only, `_c8` the first 8 channels only. Further sets of
 images, of other sizes, are named `images_<set>`, their results `logits_<set>` and so on; `posemb_in` and
 `posemb_out_<set>` are position tables before and after resampling.
@@ -21,7 +21,7 @@ import torch
 
 from hf_vit.conversion.fetching import fetch, is_within
 from hf_vit.conversion.fill import Weights, build_model, build_processor, load_weights
-from hf_vit.conversion.origins.origin import size_text
+from hf_vit.conversion.origins.origin import format_size
 from hf_vit.conversion.planning import DECLARED, Plan, PlanOptions, PlanSettings, make_plan
 from hf_vit.conversion.progress import progress, quiet_transformers
 from hf_vit.conversion.readers import CheckpointReader, HeadedReader, NpzReader, Shapes
@@ -29,10 +29,10 @@ from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.embeddings_hf_vit import resample_position_table
-from hf_vit.models.modeling_hf_vit import patch_token_slice
-from hf_vit.results.delivery import new_folder, prepare_output
-from hf_vit.results.facts import append_record, new_record
-from hf_vit.results.writing import explain_write_errors, new_file
+from hf_vit.models.modeling_hf_vit import get_patch_token_slice
+from hf_vit.results.delivery import deliver_folder, prepare_output
+from hf_vit.results.facts import append_record, make_record
+from hf_vit.results.writing import explain_write_errors, replace_file
 
 # Largest difference allowed. Rounding in float32 grows with the values (tokens reach 10 and more inside the network),
 # so in float32 the difference is relative to the largest recorded value if that exceeds 1.
@@ -75,10 +75,10 @@ class Recording:
         for image_set, images in self.image_sets.items():
             if images.ndim != 4 or not images.numel():
                 raise UserError(
-                    f"'{image_set}' in {self.name} has the shape {size_text(images.shape)}; write them as [B, H, W, C]"
+                    f"'{image_set}' in {self.name} has the shape {format_size(images.shape)}; write it as [B, H, W, C]"
                 )
 
-    def arrays_of_stages(self, stages: Iterable[str]) -> tuple[list[RecordedArray], dict[str, str]]:
+    def collect_stage_arrays(self, stages: Iterable[str]) -> tuple[list[RecordedArray], dict[str, str]]:
         """Return the arrays of the model's stages in their order, and for every other array why it is skipped."""
         order = {stage: index for index, stage in enumerate(stages)}
         parsed_names = {array: self._parse_name(array, order) for array in self.arrays}
@@ -138,7 +138,7 @@ class Verification:
         """Return the first array that differs; None if all agree."""
         return next((check for check in self.checks if not check.agrees), None)
 
-    def worst_checks(self) -> list[ArrayCheck]:
+    def find_worst_checks(self) -> list[ArrayCheck]:
         """Return for each precision the comparison closest to, or furthest beyond, its tolerance."""
         groups = [[check for check in self.checks if check.precision == name] for name in PRECISION.values()]
         return [max(group, key=lambda check: check.difference / check.tolerance) for group in groups if group]
@@ -151,8 +151,8 @@ def verify(
 
     `models` has for each precision a function that returns the converted model.
     """
-    stages = list(stage_modules(plan))
-    arrays, skipped = recording.arrays_of_stages(stages)
+    stages = list(list_stage_modules(plan))
+    arrays, skipped = recording.collect_stage_arrays(stages)
     for recorded in arrays:
         if reason := _reason_to_skip(recording, plan, recorded):
             skipped[recorded.array] = reason
@@ -202,8 +202,8 @@ def _compare(recording: Recording, recorded: RecordedArray, computed: torch.Tens
         computed = computed[..., : recorded.channels]
     if computed.shape != expected.shape:
         raise UserError(
-            f"'{recorded.array}' in {recording.name} has the shape {size_text(expected.shape)}, but the "
-            f"converted model's has {size_text(computed.shape)}; give a recording of this model"
+            f"'{recorded.array}' in {recording.name} has the shape {format_size(expected.shape)}, but the "
+            f"converted model's has {format_size(computed.shape)}; give a recording of this model"
         )
     if recorded.dtype == torch.float32:
         tolerance *= max(1.0, float(expected.abs().max()))
@@ -211,7 +211,7 @@ def _compare(recording: Recording, recorded: RecordedArray, computed: torch.Tens
     return ArrayCheck(recorded.array, recorded.stage, PRECISION[recorded.dtype], difference, tolerance)
 
 
-def stage_modules(plan: Plan) -> dict[str, str]:
+def list_stage_modules(plan: Plan) -> dict[str, str]:
     """Return the stages in the order of the computation, each with the module whose output it is, or "" for none.
 
     The "stem" of a BiT is the input of its first stage.
@@ -222,7 +222,7 @@ def stage_modules(plan: Plan) -> dict[str, str]:
     patches = "embeddings.patch_embeddings"
     if family == "bit":
         final_norm = {"norm_pre_head": "encoder.norm"} if config.pre_activation else {}
-        blocks = {"stem": "encoder.stages.0", **_stage_blocks(config, "encoder")}
+        blocks = {"stem": "encoder.stages.0", **_list_stage_blocks(config, "encoder")}
         return blocks | final_norm | {"logits_2d": ""} | last_stages
     if family == "mixer":
         layers = {f"layer_{i}": f"layers.{i}" for i in range(config.num_hidden_layers)}
@@ -233,7 +233,7 @@ def stage_modules(plan: Plan) -> dict[str, str]:
     stem: dict[str, str] = {}
     if family == "hybrid":
         root = {f"{old}_root": f"{patches}.stem.root_{new}" for old, new in {"conv": "conv", "gn": "norm"}.items()}
-        stem = root | _stage_blocks(config, f"{patches}.stem")
+        stem = root | _list_stage_blocks(config, f"{patches}.stem")
     blocks: dict[str, str] = {}
     for i in range(config.num_hidden_layers):
         blocks |= {f"layer_{i}_attn": f"layers.{i}.attention", f"layer_{i}_mlp": f"layers.{i}.mlp"}
@@ -242,7 +242,7 @@ def stage_modules(plan: Plan) -> dict[str, str]:
     return tables | stem | first_stages | blocks | {"encoded": ""} | last_stages
 
 
-def _stage_blocks(config: Any, parent: str) -> dict[str, str]:
+def _list_stage_blocks(config: Any, parent: str) -> dict[str, str]:
     """Return the recorded names of a ResNet's stages with their modules."""
     return {f"block{i + 1}": f"{parent}.stages.{i}" for i in range(len(config.stage_depths))}
 
@@ -264,7 +264,7 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, 
 
         return hook
 
-    modules = {stage: body.get_submodule(name) for stage, name in stage_modules(plan).items() if name}
+    modules = {stage: body.get_submodule(name) for stage, name in list_stage_modules(plan).items() if name}
     handles = [module.register_forward_hook(make_hook(stage)) for stage, module in modules.items()]
     try:
         with torch.no_grad():
@@ -295,7 +295,7 @@ def _add_token_stages(stages: dict[str, torch.Tensor], body: Any, plan: Plan, to
     # big_vision attaches the class token after the positions; its loader adds the row of older tables.
     is_attached_later = plan.origin == "big_vision" or not config.position_on_class_token
     if is_attached_later:
-        stages["with_posemb"] = stages["with_posemb"][:, patch_token_slice(config)]
+        stages["with_posemb"] = stages["with_posemb"][:, get_patch_token_slice(config)]
     if config.position_embedding == "learned":
         table = body.embeddings.position_embeddings.detach()
         num_special = body.embeddings.num_special_rows
@@ -376,7 +376,9 @@ def convert(
     recorded_results = None if recording is None else Recording(recording)
     # The report is delivered first: if the process is killed in between, the same command can replace it.
     with ExitStack() as delivery, ExitStack() as reporting:
-        report_file = None if report is None else reporting.enter_context(new_file(_free_report(report, output_folder)))
+        report_file = (
+            None if report is None else reporting.enter_context(replace_file(_free_report(report, output_folder)))
+        )
         checkpoint = fetch(source, sha256)
         if is_within(output_folder, checkpoint.path):
             raise UserError(
@@ -388,7 +390,7 @@ def convert(
             plan = make_plan(reader.shapes, settings, reader.readable_companions, checkpoint.name)
             with progress(f"reading {checkpoint.path.name}", plan.size) as advance:
                 weights = load_weights(reader, plan, advance=advance)
-            folder = delivery.enter_context(new_folder(output_folder, force))
+            folder = delivery.enter_context(deliver_folder(output_folder, force))
             with progress(f"writing {output_folder.name}"), explain_write_errors(output_folder):
                 build_model(plan, weights.state).save_pretrained(folder)
                 build_processor(plan).save_pretrained(folder)
@@ -400,7 +402,7 @@ def convert(
                 sources = {"source": checkpoint.name} | ({} if head is None else {"linear_head": Path(head).name})
                 facts = sources | collect_facts(reader, plan, weights, verification)
                 seconds = time.perf_counter() - start
-                append_record(folder, new_record("conversion", values=facts, seconds=seconds))
+                append_record(folder, make_record("conversion", values=facts, seconds=seconds))
             if report_file is not None:
                 with explain_write_errors(Path(report or "")):
                     report_file.write_text(build_report(plan, reader.shapes), encoding="utf-8")
@@ -479,7 +481,7 @@ def collect_facts(
 ) -> dict[str, Any]:
     """Return the values of the conversion's record in facts.json."""
     facts: dict[str, Any] = {
-        **reader.digests(),
+        **reader.list_digests(),
         "origin": plan.origin,
         "keys": {"in_file": len(reader.shapes), "used": len(plan.consumed), "ignored": len(plan.ignored)},
         "ignored": dict(Counter(plan.ignored.values())),
@@ -497,7 +499,7 @@ def collect_facts(
             "arrays_compared": len(verification.checks),
             "arrays_not_compared": dict(Counter(verification.skipped.values())),
         }
-        for check in verification.worst_checks():
+        for check in verification.find_worst_checks():
             difference = {"largest_difference": check.difference, "tolerance": check.tolerance}
             comparison[check.precision] = {"stage": check.stage, **difference}
         facts["verification"] = comparison
@@ -518,7 +520,9 @@ def describe(result: ConversionResult) -> str:
     if result.rounded:
         lines.append(f"rounded {sum(result.rounded.values())} float64 values to the nearest float32 value")
     if verification is not None:
-        worst = [f"{check.precision} {check.difference:.1e} at {check.stage}" for check in verification.worst_checks()]
+        worst = [
+            f"{check.precision} {check.difference:.1e} at {check.stage}" for check in verification.find_worst_checks()
+        ]
         count = f"{len(verification.checks)} recorded arrays agree"
         lines.append(f"verified: {count}; largest differences relative to the tolerance: {', '.join(worst)}")
         lines += [f"not compared: {array} ({reason})" for array, reason in verification.skipped.items()]
@@ -541,13 +545,14 @@ def assumption(plan: Plan) -> str | None:
 
 def _describe_network(plan: Plan) -> str:
     """Return the model's sizes, such as "12 layers, 768 wide, 12 heads, patch 16x16, 224x224 px, token pooling"."""
-    config, size = plan.config, size_text(as_pair(plan.config.image_size))
+    config = plan.config
+    size = format_size(as_pair(plan.config.image_size))
     if plan.family == "bit":
         units = "+".join(map(str, config.stage_depths)) or "no"
         form = "pre" if config.pre_activation else "post"
         return f"{units} {form}-activation units, {config.hidden_size} wide, {size} px"
     layers = f"{config.num_hidden_layers} layers, {config.hidden_size} wide"
-    patches = f"patch {size_text(config.patch_stride)}, {size} px"
+    patches = f"patch {format_size(config.patch_stride)}, {size} px"
     if plan.family == "mixer":
         return f"{layers}, {config.token_intermediate_size} across the tokens, {patches}"
     return f"{layers}, {config.num_attention_heads} heads, {patches}, {config.pooling} pooling"

@@ -19,8 +19,8 @@ from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.results.delivery import new_folder, prepare_output
-from hf_vit.results.facts import append_record, new_record
+from hf_vit.results.delivery import deliver_folder, prepare_output
+from hf_vit.results.facts import append_record, make_record
 from hf_vit.results.writing import explain_write_errors
 
 SPELLINGS = ("newer", "older")
@@ -124,7 +124,7 @@ def export(
         if calibrate is not None:
             size = as_pair(loaded.config.image_size)
             calibration = Calibration.load(calibrate, processor, size, input_form, agreement or AGREEMENT)
-        with new_folder(output_folder, force) as folder:
+        with deliver_folder(output_folder, force) as folder:
             graph_options = input_form, mode, calibration, opset
             outgoing = OutgoingModel(
                 loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], *graph_options
@@ -144,7 +144,7 @@ def export(
             if quantization is not None:
                 values["quantization"] = quantization.model_dump(exclude={"data", "data_fingerprint"})
             with explain_write_errors(output_folder):
-                record = new_record("conversion", values=values, seconds=time.perf_counter() - start)
+                record = make_record("conversion", values=values, seconds=time.perf_counter() - start)
                 append_record(folder, record)
     int8 = None if quantization is None else quantization.describe()
     return ExportResult(Path(output), to, difference, measured_with, int8)

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from hf_vit.conversion.progress import progress
-from hf_vit.conversion.readers import CheckpointReader, Companions, open_checkpoint, short_reason
+from hf_vit.conversion.readers import CheckpointReader, Companions, open_checkpoint, shorten_reason
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import download_model, guard_hub_access
 from hf_vit.results.redaction import redact_text
@@ -56,7 +56,9 @@ class LocalCheckpoint:
         reader = open_checkpoint(self.path)
         if self.companions is not None:
             reader.companions = self.companions
-        elif (config := reader.companions.config or {}).get("model_type") == WRAPPER:
+            return reader
+        config = reader.companions.config or {}
+        if config.get("model_type") == WRAPPER:
             reader.companions = replace(reader.companions, config=convert_wrapper_config(config))
         return reader
 
@@ -116,7 +118,8 @@ def _fetch(source: str, has_hash: bool) -> LocalCheckpoint:
         return _fetch_from_timm(source)
     if scheme is None:
         return LocalCheckpoint(Path(source), Path(source).name)  # opening it raises the error
-    kind, name = scheme[1].lower(), redact_text(source)
+    kind = scheme[1].lower()
+    name = redact_text(source)
     if kind == "hf":
         return _fetch_from_hub(source)
     if kind == "http" and not has_hash and urlsplit(source).hostname not in _THIS_MACHINE:
@@ -144,7 +147,8 @@ def _fetch_from_timm(source: str) -> LocalCheckpoint:
     if file:
         companions = Companions({"architecture": architecture, "pretrained_cfg": pretrained_config})
         return LocalCheckpoint(Path(file).expanduser(), f"{TIMM}{architecture}@{Path(file).name}", companions)
-    if not (repo := pretrained_config.get("hf_hub_id")):
+    repo = pretrained_config.get("hf_hub_id")
+    if not repo:
         raise UserError(
             f"timm has no pretrained weights for {architecture}; choose a model from timm.list_models(pretrained=True)"
         )
@@ -176,7 +180,7 @@ def _find_pretrained_config(architecture: str) -> dict[str, Any]:
         raise UserError(f"{TIMM}{architecture} needs timm; install with pip install timm") from error
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"timm cannot find {architecture} ({short_reason(error)}); choose from timm.list_models(pretrained=True)"
+            f"timm cannot find {architecture} ({shorten_reason(error)}); choose from timm.list_models(pretrained=True)"
         ) from error
     if pretrained_config is None:
         raise UserError(f"timm has no model {architecture}; choose a name from timm.list_models(pretrained=True)")
@@ -237,7 +241,7 @@ def download(url: str, *, checked_later: bool = False) -> Path:
                 if num_failures >= ATTEMPTS or len(versions) > MAX_VERSIONS:
                     remedy = "run the same command again to continue with the downloaded part"
                     remedy = remedy if num_bytes else "check the URL"
-                    raise _download_error(url, f"{short_reason(error)}; {remedy}") from error
+                    raise _download_error(url, f"{shorten_reason(error)}; {remedy}") from error
                 if num_failures:
                     time.sleep(FIRST_PAUSE * 2 ** (num_failures - 1))
 
@@ -259,7 +263,7 @@ def _copy_from_bucket(url: str, folder: Path, checked_later: bool, versions: set
             filesystem.get_file(url, str(partial))
             _finish(folder, partial, target)
     except Exception as error:  # gcsfs raises many types of errors
-        raise _download_error(url, f"{short_reason(error)}; check the URL") from error
+        raise _download_error(url, f"{shorten_reason(error)}; check the URL") from error
     return target
 
 
@@ -341,7 +345,7 @@ def _classify_errors(url: str) -> Generator[None]:
             raise _download_error(url, f"the server answers {error.code} {error.reason}; check the URL") from error
         raise _InterruptedError(f"the server answers {error.code}") from error
     except (OSError, HTTPException) as error:
-        raise _InterruptedError(short_reason(error)) from error
+        raise _InterruptedError(shorten_reason(error)) from error
 
 
 def _make_cache_paths(folder: Path, url: str, version: str | None, size: int | None) -> tuple[Path, Path]:

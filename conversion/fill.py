@@ -14,7 +14,7 @@ from transformers.modeling_utils import PreTrainedModel
 from hf_vit.conversion.origins.origin import COMPUTATIONS, TRANSFORMS
 from hf_vit.conversion.planning import Plan, Row
 from hf_vit.conversion.readers import CheckpointReader
-from hf_vit.errors import UserError, first_line
+from hf_vit.errors import UserError, get_first_line
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.embeddings_hf_vit import resample_position_table
 
@@ -141,5 +141,5 @@ def build_processor(plan: Plan) -> "ViTImageProcessor":
         return ViTImageProcessor(**fields)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"preprocessor_config.json is not valid: {first_line(error)}; correct that value, or remove the file"
+            f"preprocessor_config.json is not valid: {get_first_line(error)}; correct that value, or remove the file"
         ) from error

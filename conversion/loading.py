@@ -17,7 +17,7 @@ from hf_vit.conversion.fill import build_model, build_processor, load_weights
 from hf_vit.conversion.planning import Plan, PlanOptions, PlanSettings, make_plan
 from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.errors import UserError
-from hf_vit.families import DenseHead, Door, Family, dense_head_of, family_of, first_class_name, refuse_own_class
+from hf_vit.families import DenseHead, Door, Family, find_family, find_head_type, get_first_class_name, refuse_own_class
 from hf_vit.models.configuration_hf_vit import HfBaseConfig
 from hf_vit.repositories.reading import CONFIG, check_references, download_model, explain_load_errors, read_json_object
 from hf_vit.variants import looks_like_variant, variant_config
@@ -54,7 +54,7 @@ class Source:
     @property
     def dense_head(self) -> DenseHead | None:
         """Return the head of a checkpoint of this package for segmentation or detection."""
-        return dense_head_of(self.stored.get("model_type"))
+        return find_head_type(self.stored.get("model_type"))
 
     @property
     def _model_fields(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Source:
     @property
     def family(self) -> Family | None:
         """Return the family of a checkpoint of this package, or of its backbone; None for all others."""
-        return family_of(self._model_fields.get("model_type"))
+        return find_family(self._model_fields.get("model_type"))
 
     @property
     def model_class(self) -> type[PreTrainedModel] | None:
@@ -75,7 +75,7 @@ class Source:
         if self.family is None:
             return None
         names: Any = self.stored.get("architectures")
-        door = self.family.door_of(first_class_name(names))
+        door = self.family.find_task(get_first_class_name(names))
         if door is None:
             raise UserError(
                 f"config.json of {self.name} has architectures={names}, which is not a model class of hf_vit; "
@@ -90,8 +90,8 @@ class Source:
             return "backbone"
         if self.fresh is None and self.family is None:
             return "classification" if self.plan.has_head else "model"
-        family = family_of(self.config.model_type)
-        return None if family is None else family.door_of(first_class_name(self.config.architectures))
+        family = find_family(self.config.model_type)
+        return None if family is None else family.find_task(get_first_class_name(self.config.architectures))
 
     @cached_property
     def config(self) -> HfBaseConfig:
@@ -121,11 +121,12 @@ class Source:
         except UserError as error:
             hint = "; these are options of hf-vit convert" if " --" in str(error) else ""
             raise UserError(f"{error}{hint}") from error
-        suffix = "" if (note := assumption(plan)) is None else f"; {note}"
+        note = assumption(plan)
+        suffix = "" if note is None else f"; {note}"
         _logger.info("%s is a checkpoint of %s and is converted in memory%s", self.checkpoint.name, plan.origin, suffix)
         return plan
 
-    def converted_state(self) -> dict[str, torch.Tensor]:
+    def load_converted_state(self) -> dict[str, torch.Tensor]:
         """Return the parameters of a converted checkpoint in float32; raise a UserError if an array is damaged."""
         return _load_state(self.checkpoint, self.plan, torch.float32)
 
@@ -153,7 +154,7 @@ class Source:
         with explain_load_errors(self.name):
             return AutoImageProcessor.from_pretrained(self.path, trust_remote_code=False)
 
-    def need_config(self) -> None:
+    def require_config(self) -> None:
         """Raise a UserError for a folder without config.json, and suggest a folder inside that has one."""
         if self.path is not None and self.path.is_dir() and not (self.path / CONFIG).is_file():
             subfolders = sorted(str(config.parent) for config in self.path.glob(f"*/{CONFIG}"))
@@ -180,7 +181,8 @@ def find_source(name: str | os.PathLike[str], *, revision: str | None = None, wi
         UserError: there is no such model, or its files refer to other paths or to code outside this package.
     """
     name = str(name)
-    path, is_timm = Path(name.removeprefix(TIMM)).expanduser(), name.startswith(TIMM)
+    path = Path(name.removeprefix(TIMM)).expanduser()
+    is_timm = name.startswith(TIMM)
     is_local_model = is_local(path) and (not is_timm or (name != TIMM and path.is_dir()))
     is_downloaded_later = is_timm or "://" in name
     if revision is not None and (is_local_model or is_downloaded_later):
@@ -221,7 +223,7 @@ def open_model(name: str | Path) -> tuple[PreTrainedModel, Any]:
 def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
     """Return the configuration and the task of a variant, of a model, or of what a checkpoint converts to."""
     source = find_source(model, with_variants=True)
-    source.need_config()
+    source.require_config()
     if source.dense_head is not None:
         raise UserError(
             f"{source.name} has a segmentation or detection head, and FLOPs are only counted for classifiers "
@@ -281,7 +283,8 @@ def from_hub(
     Raises:
         UserError: the source cannot be downloaded or read, or no model of this package can express it.
     """
-    settings, model_source = PlanSettings(**options), find_source(source, revision=revision)
+    settings = PlanSettings(**options)
+    model_source = find_source(source, revision=revision)
     if model_source.model_class is None:
         return _build_from_plan(model_source.checkpoint, _plan_checkpoint(model_source.checkpoint, settings), dtype)
     if settings != PlanSettings():

@@ -31,13 +31,13 @@ from hf_vit.conversion.origins.origin import (
     Network,
     Origin,
     Pair,
-    axis_factor,
-    size_text,
-    square_or_pair,
+    format_size,
+    shorten_pair,
+    split_axis,
 )
 from hf_vit.conversion.origins.registry import find_origin
 from hf_vit.conversion.readers import NO_COMPANIONS, Companions, Shape, Shapes, name_in_errors
-from hf_vit.errors import UserError, strict_reason
+from hf_vit.errors import UserError, get_strict_reason
 from hf_vit.families import FAMILIES
 from hf_vit.models.configuration_hf_vit import HfBaseConfig, as_pair
 
@@ -259,7 +259,7 @@ def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, f
     keys_below_prefix = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
     origin = find_origin(keys_below_prefix, file_name, companions)
     declared = Declared() if origin.declared is None else origin.declared(companions, keys_below_prefix)
-    names = _names_below_prefix(prefix, origin.names(keys_below_prefix), shapes)
+    names = _make_names_below_prefix(prefix, origin.names(keys_below_prefix), shapes)
     _replace_foreign_heads(origin, names, settings)
     layout = Layout(origin, names, shapes)
     layout.refuse_misfits()
@@ -308,20 +308,20 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
     misshapen: list[str] = []
     for name, shape in ((row.parameter, row.parameter_shape) for row in plan.rows):
         if shape != parameters.get(name, shape):
-            misshapen.append(f"{name} {size_text(shape)} (needs {size_text(parameters[name])})")
+            misshapen.append(f"{name} {format_size(shape)} (needs {format_size(parameters[name])})")
     _refuse(
-        listing("keys left over", [key for key in shapes if not key_counts[key]]),
-        listing("keys used twice", sorted(used_twice)),
-        listing("keys used only partly", sorted(used_partly)),
-        listing("keys used but missing from the file", [key for key in key_counts if key not in shapes]),
-        listing("parameters not filled", [name for name in parameters if not parameter_counts[name]]),
-        listing("parameters filled twice", [name for name, count in parameter_counts.items() if count > 1]),
-        listing("parameters that the model does not have", unknown_names),
-        listing("parameters of another shape", misshapen),
+        format_listing("keys left over", [key for key in shapes if not key_counts[key]]),
+        format_listing("keys used twice", sorted(used_twice)),
+        format_listing("keys used only partly", sorted(used_partly)),
+        format_listing("keys used but missing from the file", [key for key in key_counts if key not in shapes]),
+        format_listing("parameters not filled", [name for name in parameters if not parameter_counts[name]]),
+        format_listing("parameters filled twice", [name for name, count in parameter_counts.items() if count > 1]),
+        format_listing("parameters that the model does not have", unknown_names),
+        format_listing("parameters of another shape", misshapen),
     )
 
 
-def listing(kind: str, names: Sequence[str], count: int | None = None) -> str:
+def format_listing(kind: str, names: Sequence[str], count: int | None = None) -> str:
     """Return a list for a message, such as "3 keys missing: a, b, c"; "" if there are no names."""
     if not names:
         return ""
@@ -412,7 +412,8 @@ class Layout:
         """
         votes: dict[str, Counter[int]] = defaultdict(Counter)
         for name, rule in sorted(self.present.items(), key=lambda item: len(item[1].axes)):
-            axes, shape = self._resolve_axes(rule), self.normal_shapes[name]
+            axes = self._resolve_axes(rule)
+            shape = self.normal_shapes[name]
             if len(axes) == len(shape):
                 for (factor, letter), size in zip(axes, shape, strict=True):
                     if letter and size % factor == 0:
@@ -425,7 +426,7 @@ class Layout:
         for part, replacements in self.origin.without.items():
             if part not in self.parts:
                 axes = [replacements.get(axis, axis) for axis in axes]
-        return [axis_factor(axis) for axis in axes]
+        return [split_axis(axis) for axis in axes]
 
     def network(self, parts: frozenset[str], image_size: Pair | None) -> Network:
         """Return the facts about the network that names and shapes show."""
@@ -448,9 +449,11 @@ class Layout:
             if expected and expected <= set(missing):
                 self._refuse_feature(reason)
         _refuse(
-            listing("keys missing", [self.names.spell(name) for name in self._join_blocks(missing)], len(missing)),
+            format_listing(
+                "keys missing", [self.names.spell(name) for name in self._join_blocks(missing)], len(missing)
+            ),
             self._describe_left_over(),
-            listing("keys of a wrong shape", list(filter(None, map(self._describe_misfit, self.present)))),
+            format_listing("keys of a wrong shape", list(filter(None, map(self._describe_misfit, self.present)))),
         )
 
     def _refuse_feature(self, feature: str) -> NoReturn:
@@ -476,11 +479,12 @@ class Layout:
         prefix = prefix[: max(prefix.rfind("."), prefix.rfind("/")) + 1]
         has_keys_outside = prefix and any(not key.startswith(prefix) for key in keys)
         hint = f" (add --prefix {prefix} to ignore keys outside the model)" if has_keys_outside else ""
-        return listing("keys left over", keys) + hint
+        return format_listing("keys left over", keys) + hint
 
     def _describe_misfit(self, name: str) -> str:
         """Return a clause about an array's wrong shape; "" if the shape is right."""
-        shape, axes = self.normal_shapes[name], self._resolve_axes(self.present[name])
+        shape = self.normal_shapes[name]
+        axes = self._resolve_axes(self.present[name])
         # A size that no array shows is 0.
         needed = tuple(factor * self.dims.get(letter, 0) if letter else factor for factor, letter in axes)
         if shape == needed and all(shape):
@@ -488,7 +492,7 @@ class Layout:
         hint = ", it looks transposed" if sorted(shape) == sorted(needed) else ""
         letters = [f"{factor if factor > 1 else ''}{letter}" for factor, letter in axes]
         needed_text = "x".join(str(size or text) for size, text in zip(needed, letters, strict=True))
-        return f"{self.names.normal[name]} is {size_text(shape)} (needs {needed_text}{hint})"
+        return f"{self.names.normal[name]} is {format_size(shape)} (needs {needed_text}{hint})"
 
 
 def _find_prefix(shapes: Shapes, prefix: str | None) -> str:
@@ -500,10 +504,12 @@ def _find_prefix(shapes: Shapes, prefix: str | None) -> str:
         if any(key.startswith(candidate) for key in shapes):
             return candidate
     first_parts = sorted({re.match(r"[^./]*[./]?", key)[0] for key in shapes})  # pyright: ignore[reportOptionalSubscript]
-    raise UserError(f"no key begins with --prefix {prefix!r}; the file has the prefixes {', '.join(first_parts[:6])}")
+    raise UserError(
+        f"no key begins with --prefix {prefix!r}; the file has the prefixes {', '.join(first_parts[:6])}: give one"
+    )
 
 
-def _names_below_prefix(prefix: str, names: KeyNames, shapes: Shapes) -> KeyNames:
+def _make_names_below_prefix(prefix: str, names: KeyNames, shapes: Shapes) -> KeyNames:
     """Return the names of all keys of a file, given the names of its keys below a prefix."""
     outside = {key: f"outside of --prefix {prefix}" for key in shapes if not key.startswith(prefix)}
     return KeyNames(
@@ -532,9 +538,10 @@ def _refuse_inapplicable(settings: PlanSettings, layout: Layout) -> None:
             "the checkpoint has no representation layer (pre_logits) that could be dropped; leave --drop-pre-logits out"
         )
     fixed = {"offset_table": "relative positions", "axes": "positions of rows and columns"}
-    if settings.resize_to is not None and (tables := [text for part, text in fixed.items() if part in layout.parts]):
+    tables = [text for part, text in fixed.items() if part in layout.parts]
+    if tables and settings.resize_to is not None:
         raise UserError(
-            f"--resize-to {size_text(settings.resize_to)} cannot resample {tables[0]}; leave it out, "
+            f"--resize-to {format_size(settings.resize_to)} cannot resample {tables[0]}; leave it out, "
             "and load the converted model with from_pretrained(folder, image_size=...)"
         )
     family = FAMILIES[layout.origin.family]
@@ -568,34 +575,41 @@ def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, as
     if conflicts:
         raise UserError(f"{MISFIT}: {'; '.join(conflicts)}; give the config.json that belongs to these weights")
     fields |= declared.fields
-    for name, value in settings.declared.items():
-        field_value = None if (name, value) == ("rotary_embedding", "none") else value
-        if (name, value) == ("pooling", "token") and origin.first_patch and "cls" not in parts:
-            field_value = "first_patch"  # without a class token, the first token is a patch
+    options: Fields = dict(settings.declared)
+    if options.get("rotary_embedding") == "none":
+        options["rotary_embedding"] = None
+    if options.get("pooling") == "token" and origin.first_patch and "cls" not in parts:
+        options["pooling"] = "first_patch"  # without a class token, the first token is a patch
+    for name, value in options.items():
         is_recorded = name in declared.fields or name not in assumed
-        if is_recorded and (name in fields or name in _NEVER_BY_DEFAULT) and fields.get(name) != field_value:
+        if is_recorded and (name in fields or name in _NEVER_BY_DEFAULT) and fields.get(name) != value:
             source = "config.json says" if name in declared.fields else f"checkpoints of {origin.name} have"
             raise UserError(
-                f"{DECLARED[name]} {value} contradicts the checkpoint: {source} {name}={fields.get(name)!r}; "
-                f"leave {DECLARED[name]} out"
+                f"{DECLARED[name]} {settings.declared[name]} contradicts the checkpoint: {source} "
+                f"{name}={fields.get(name)!r}; leave {DECLARED[name]} out"
             )
-        fields[name] = field_value
+    fields |= options
     if fields.get("rotary_embedding") is None:
         fields = {name: value for name, value in fields.items() if not name.startswith("rotary_")}
-    processor_fields = declared.processor or {}  # a head that predicts colors needs the pixels' normalization
-    for name in processor_fields.keys() & {"image_mean", "image_std"}:
-        fields[name] = tuple(map(float, processor_fields[name]))
-        if len(processor_fields[name]) != fields["num_channels"]:
-            raise UserError(
-                f"the preprocessing has {name}={processor_fields[name]!r:.80}, but the weights take "
-                f"{fields['num_channels']} channels; give one value per channel in the JSON file beside the weights"
-            )
+    fields |= _read_normalization(declared.processor or {}, fields["num_channels"])
     if FAMILIES[origin.family].is_vit and "num_attention_heads" not in fields:
         raise UserError(
             "the weights do not record the number of attention heads; give it with --num-heads, or give the "
             "folder with their config.json"
         )
     return fields
+
+
+def _read_normalization(processor: Mapping[str, Any], num_channels: int) -> Fields:
+    """Return the mean and deviation of pixels, which a head that predicts colors needs; {} if nothing states them."""
+    fields = {name: processor[name] for name in ("image_mean", "image_std") if name in processor}
+    for name, values in fields.items():
+        if len(values) != num_channels:
+            raise UserError(
+                f"the preprocessing has {name}={values!r:.80}, but the weights take {num_channels} channels; give one "
+                "value per channel in the JSON file beside the weights"
+            )
+    return {name: tuple(map(float, values)) for name, values in fields.items()}
 
 
 def _read_fields(layout: Layout, companions: Companions) -> Fields:
@@ -612,7 +626,8 @@ def _make_label_fields(size: int | None, declared: Declared, settings: PlanSetti
 
     `size` is the number of classes of the source's head; None without one.
     """
-    labels, size = settings.labels, size if settings.num_labels is None else settings.num_labels
+    labels = settings.labels
+    size = size if settings.num_labels is None else settings.num_labels
     if not settings.new_head and size is not None and declared.labels is not None:
         labels = declared.labels
         if len(labels) != size:
@@ -632,11 +647,11 @@ def _build_config(family: str, fields: Fields, resize_to: Pair | None) -> tuple[
         config = config_class(**fields)
         if resize_to is None:
             return config, None
-        resized = config_class(**fields | {"image_size": square_or_pair(resize_to)})
+        resized = config_class(**fields | {"image_size": shorten_pair(resize_to)})
         resampling = config.num_special_positions, config.position_interpolation, config.position_interpolation_offset
         return resized, Resample(config.grid, resized.grid, *resampling)
     except StrictDataclassError as error:
-        raise UserError(f"no hf_vit model can have the checkpoint's sizes: {strict_reason(error):.400}") from error
+        raise UserError(f"no hf_vit model can have the checkpoint's sizes: {get_strict_reason(error):.400}") from error
 
 
 def _describe_assumptions(
@@ -652,7 +667,7 @@ def _describe_assumptions(
         return {} if has_pixels else {"processor": "pixels as for released models (no preprocessor_config.json)"}
     texts = {name: text for name, text in assumed.items() if name not in settings.declared}
     if settings.image_size is None:
-        texts["image_size"] = f"images of {size_text(as_pair(fields['image_size']))} px"
+        texts["image_size"] = f"images of {format_size(as_pair(fields['image_size']))} px"
     if has_unnamed_classes:
         texts["labels"] = "no names of the classes (LABEL_0, ...)"
     return texts
@@ -662,7 +677,8 @@ def _build_rows(
     layout: Layout, settings: PlanSettings, resample: Resample | None, parameters: Shapes
 ) -> tuple[list[Row], dict[str, str]]:
     """Return one row for every parameter that arrays of the file fill, and for every ignored key the reason."""
-    ignored, rows = dict(layout.names.ignored), list[Row]()
+    ignored = dict(layout.names.ignored)
+    rows = list[Row]()
     keys_of_computation: dict[tuple[str, str], list[str]] = {}  # (parameter, computation) -> keys
     for name, rule in layout.present.items():
         key = layout.names.normal[name]

@@ -48,7 +48,8 @@ MAX_NPY_HEADER = 10_000  # bytes; 128 in practice
 MAX_DEFLATE_RATIO = 1032
 # Weights hardly compress: half-precision ones take 2.5 times their compressed size in float32. An .npz file that grows
 # more, and to more than FREE_BYTES, is a zip bomb.
-MAX_GROWTH, FREE_BYTES = 2.7, 16 * 2**20
+MAX_GROWTH = 2.7
+FREE_BYTES = 16 * 2**20
 MAX_SAFETENSORS_HEADER = 2 * 2**20  # bytes; an array takes some 150
 MAX_SHARDS = 1000
 _LINEAR_HEAD = "linear_head."
@@ -58,7 +59,8 @@ MAX_OPCODES = 250_000  # of a pickle; each may create an object of 200 bytes; a 
 MAX_BUILDS = 16  # BUILD opcodes of a pickle; a model needs one for an OrderedDict and one for its options
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _EXPONENTS = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80}  # exponent bits, all ones in NaN and infinity
-_END_RECORD, _LOCAL_HEADER_SIZE = struct.Struct("<4s4H2LH"), 30  # of a zip archive; the header size excludes the name
+_END_RECORD = struct.Struct("<4s4H2LH")  # of a zip archive
+_LOCAL_HEADER_SIZE = 30  # without the file's name
 # Callables in a pickle that can fill memory in one call and make no tensor; and those that copy existing objects.
 _GREEDY, _COPYING = ("bytearray", "encode"), ("OrderedDict", "Counter", "Size", "set")
 
@@ -148,22 +150,22 @@ class CheckpointReader(ABC):
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def digests(self) -> dict[str, str]:
+    def list_digests(self) -> dict[str, str]:
         """Return the SHA-256 digests that the record of a conversion has."""
         return {"sha256": self.sha256()}
 
     def _check_floats(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor; raise a UserError if it is not floating point or has values that are not finite."""
         if tensor.dtype not in FLOATS:
-            raise self._dtype_error(key, tensor.dtype)
-        if not all_finite(tensor):
+            raise self._make_dtype_error(key, tensor.dtype)
+        if not are_finite(tensor):
             raise UserError(
                 f"'{key}' in {self.path.name} has {int((~torch.isfinite(tensor)).sum())} NaN or infinite values "
                 f"of {tensor.numel()}, so its training diverged or the file is damaged; use another checkpoint"
             )
         return tensor
 
-    def _dtype_error(self, key: str, dtype: object) -> UserError:
+    def _make_dtype_error(self, key: str, dtype: object) -> UserError:
         """Return the error for an array that is not floating point."""
         dtype_name = str(dtype).removeprefix("torch.")
         return UserError(
@@ -179,7 +181,9 @@ class CheckpointReader(ABC):
         except UserError:
             raise
         except Exception as error:  # libraries raise many types of errors for damaged bytes
-            raise UserError(f"{self.path.name} {complaint}: {short_reason(error)}; download the file again") from error
+            raise UserError(
+                f"{self.path.name} {complaint}: {shorten_reason(error)}; download the file again"
+            ) from error
 
 
 class Member(NamedTuple):
@@ -295,12 +299,12 @@ class NpzReader(CheckpointReader):
         # numpy has no bfloat16 and writes JAX's as raw bytes, "|V2".
         is_bfloat16 = dtype == np.dtype("V2")
         if not is_bfloat16 and (dtype.kind != "f" or dtype.itemsize not in (2, 4, 8)):
-            raise self._dtype_error(key, dtype)
+            raise self._make_dtype_error(key, dtype)
         with self._translate_errors(f"is damaged at '{key}'"):
             data = memoryview(bytearray(info.file_size))
             if info.compress_type == zipfile.ZIP_STORED:  # read directly, as zipfile would copy the bytes
                 with self.path.open("rb") as file:
-                    file.seek(_data_offset(info, file))
+                    file.seek(_read_data_offset(info, file))
                     if file.readinto(data) != len(data) or zlib.crc32(data) != info.CRC:
                         raise ValueError("its checksum is wrong")
             else:
@@ -341,7 +345,7 @@ class SafetensorsReader(CheckpointReader):
 
     def read_floats(self, key: str) -> torch.Tensor:
         if self._dtypes[key] not in ("F16", "BF16", "F32", "F64"):  # checked before a large array is read
-            raise self._dtype_error(key, self._dtypes[key])
+            raise self._make_dtype_error(key, self._dtypes[key])
         return self._check_floats(key, self._file.get_tensor(key))
 
 
@@ -403,7 +407,7 @@ class TorchReader(CheckpointReader):
                 if info.filename.endswith("data.pkl"):
                     _refuse_memory_attack(archive.read(info), self.path.name)
                 if info.file_size and re.search(r"(^|/)data/[^/]+$", info.filename):
-                    members[_data_offset(info, file)] = info.file_size
+                    members[_read_data_offset(info, file)] = info.file_size
         return members
 
     def _load(self) -> Any:
@@ -511,9 +515,9 @@ class HeadedReader(CheckpointReader):
             raise UserError(f"{self.path.name} has a linear head already; leave out --head {self._head_path.name}")
         return self._backbone.shapes | {f"{_LINEAR_HEAD}{key}": shape for key, shape in self._head.shapes.items()}
 
-    def digests(self) -> dict[str, str]:
+    def list_digests(self) -> dict[str, str]:
         """Return the digests of the backbone and of the head."""
-        return self._backbone.digests() | {"linear_head_sha256": self._head.sha256()}
+        return self._backbone.list_digests() | {"linear_head_sha256": self._head.sha256()}
 
     def read_floats(self, key: str) -> torch.Tensor:
         reader = self._head if key.startswith(_LINEAR_HEAD) else self._backbone
@@ -608,13 +612,13 @@ def read_json(path: Path) -> dict[str, Any]:
     except UserError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path.name} is not valid JSON: {short_reason(error)}; download the file again") from error
+        raise UserError(f"{path.name} is not valid JSON: {shorten_reason(error)}; download the file again") from error
     if not isinstance(content, dict):
         raise UserError(f"{path.name} holds JSON, but not an object ({{...}}); download the file again")
     return content  # pyright: ignore[reportUnknownVariableType] (JSON's keys are text)
 
 
-def all_finite(tensor: torch.Tensor) -> bool:
+def are_finite(tensor: torch.Tensor) -> bool:
     """Return whether floats on the CPU have neither NaN nor infinity.
 
     NumPy checks them in one thread; torch's threads would wait for more work on cores that others use.
@@ -626,7 +630,7 @@ def all_finite(tensor: torch.Tensor) -> bool:
         return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
 
 
-def short_reason(error: BaseException) -> str:
+def shorten_reason(error: BaseException) -> str:
     """Return what a library says about damaged bytes, shortened and in one line."""
     return " ".join(str(error).split())[:120] or type(error).__name__
 
@@ -639,11 +643,12 @@ def _refuse_unsafe_key(key: str, file_name: str) -> None:
 
 def _refuse_leading_bytes(infos: list[zipfile.ZipInfo]) -> None:
     """Raise a ValueError for two concatenated archives, of which zipfile would only read the last."""
-    if infos and (begin := min(info.header_offset for info in infos)):
+    begin = min((info.header_offset for info in infos), default=0)
+    if begin:
         raise ValueError(f"its first member begins after {begin} unknown bytes")
 
 
-def _data_offset(info: zipfile.ZipInfo, file: BinaryIO) -> int:
+def _read_data_offset(info: zipfile.ZipInfo, file: BinaryIO) -> int:
     """Return where a member's bytes begin: after its local header and the parts whose lengths end the header."""
     file.seek(info.header_offset + _LOCAL_HEADER_SIZE - 4)
     return info.header_offset + _LOCAL_HEADER_SIZE + sum(struct.unpack("<2H", file.read(4)))
@@ -656,7 +661,9 @@ def _refuse_memory_attack(data: bytes, file_name: str) -> None:
     arguments and any number of times. A state dict needs no copies of objects.
     """
     memo: dict[int, str] = {}  # index in the pickle's memo -> name of the callable
-    callable_name, open_call, builds = "", "", 0
+    callable_name = ""
+    open_call = ""
+    builds = 0
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         name = opcode.name
         if number == MAX_OPCODES:

@@ -24,7 +24,8 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
     Raises:
         UserError: the model has no such stem, or the file is damaged or not such a BiT. The model is unchanged.
     """
-    body, name = model.base_model, Path(source).name
+    body = model.base_model
+    name = Path(source).name
     stem = getattr(getattr(getattr(body, "embeddings", None), "patch_embeddings", None), "stem", None)
     if stem is None:
         raise UserError(f"{type(model).__name__} has no ResNet stem to fill; give a hybrid model, such as R50+B/16")

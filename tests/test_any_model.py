@@ -37,7 +37,7 @@ from hf_vit.conversion import convert
 from hf_vit.cost import forward_flops
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
-from hf_vit.families import AUTO_CLASSES, FAMILIES, Door, family_of
+from hf_vit.families import AUTO_CLASSES, FAMILIES, Door, find_family
 from hf_vit.loading import load_model
 from hf_vit.loading.start import build_classifier, build_model, find_model
 from hf_vit.results.facts import Facts, append_record
@@ -256,7 +256,7 @@ def test_every_family_by_every_door(name: str, door: Door):
         return
     model = auto_class.from_config(config).eval()
     assert type(model) is family.classes[door] is getattr(hf_vit, type(model).__name__)
-    assert family.door_of(type(model).__name__) == door
+    assert family.find_task(type(model).__name__) == door
     assert forward_flops(config, task=door) > 0
     images = row.images(config)
     with torch.no_grad():
@@ -280,9 +280,9 @@ def test_the_package_shows_the_table_and_what_users_need():
     with pytest.raises(AttributeError, match="Any"):
         hf_vit.Any  # noqa: B018
     for family in FAMILIES.values():
-        assert family_of(family.model_type) is family
+        assert find_family(family.model_type) is family
         assert transformers.AutoConfig.for_model(family.model_type).__class__ is family.config_class
-    assert family_of("vit") is family_of(None) is None
+    assert find_family("vit") is find_family(None) is None
 
 
 # Checkpoints of other codes

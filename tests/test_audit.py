@@ -136,9 +136,9 @@ def tied() -> Examination:
 
 def test_what_near_ties_may_make_of_the_means_of_classes(tied: Examination) -> None:
     """Every way in which they may turn, by scikit-learn, passes for rounding, and nothing beyond them."""
-    pixels = tied.subject.prepare([row["image"] for row in tied.data.split("test")])
+    pixels = tied.loaded.prepare([row["image"] for row in tied.data.split("test")])
     with torch.no_grad():
-        best = tied.subject.model(pixels).logits.argmax(-1).numpy()
+        best = tied.loaded.model(pixels).logits.argmax(-1).numpy()
     labels, turning = np.array(tied.data.split("test")["label"]), np.flatnonzero(best <= 1)
     assert 3 <= len(turning) <= 12
     ways: dict[str, list[float]] = {"precision": [], "recall": [], "f1": []}
@@ -298,9 +298,9 @@ def test_what_has_no_norm_is_told() -> None:
     }  # fmt: skip
     told = {layer.layer: (layer.norm, layer.notes) for layer in compare_layers(first, second)}
     assert told == {
-        "a.0": (None, ("all weights are zero in the first model",)),
+        "a.0": (None, ("all weights are zero in the first model, so the relative difference is undefined",)),
         "b": (None, ("b.weight [3] | [4]",)),
-        "c": (None, ("weights are not finite",)),
+        "c": (None, ("some weights are not finite",)),
         "d": (None, ("d.bias none | [1]",)),
     }
 

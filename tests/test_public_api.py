@@ -26,7 +26,7 @@ SECTIONS = ("# Capabilities, and the tests that prove them", "# Names", "# Comma
 MODULES = ("", ".analysis", ".comparison", ".conversion", ".cost", ".data", ".evaluation", ".training")
 # Tables of choices; a class stands for its fields.
 TABLES = {
-    "variants": "variants:variant_names", "source formats": "conversion.origins.registry:ORIGINS",
+    "variants": "variants:list_variant_names", "source formats": "conversion.origins.registry:ORIGINS",
     "model types of transformers that convert": "conversion.origins.registry:TRANSFORMERS_TYPES",
     "analyses": "analysis:ANALYSES", "corruptions": "evaluation.protocols.robustness:CORRUPTIONS",
     "tasks of VTAB": "evaluation.protocols.vtab:TASKS", "built-in data": "data.sources:BUILTIN_NAMES",

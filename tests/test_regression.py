@@ -19,7 +19,7 @@ import hf_vit
 from hf_vit import conversion
 from hf_vit.data import make_processor as processor_of
 from hf_vit.loading.start import build_classifier, find_model
-from hf_vit.results.facts import append_record, new_record
+from hf_vit.results.facts import append_record, make_record
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ARCHITECTURE = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 32, "patch_size": 16}
@@ -88,7 +88,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = FAMILIES["plain"].build("classification", **names)
     model.save_pretrained(folder)
     processor_of(model.config).save_pretrained(folder)
-    append_record(folder, new_record("evaluation", values={"top1": 0.4375, "loss": 1.0}, command="hf-vit evaluate"))
+    append_record(folder, make_record("evaluation", values={"top1": 0.4375, "loss": 1.0}, command="hf-vit evaluate"))
     return folder
 
 

@@ -16,9 +16,10 @@ _BLOCK, _TARGET = "trunk.blocks.{i}", "layers.{i}"
 def _configure(network: Network) -> Fields:
     """Return the fields of the config; without a table, positions are sines and cosines for any image size."""
     dims, patches = network.dims, network.patches
-    has_table, (height, width) = "table" in network.parts, patches.sides
+    has_table = "table" in network.parts
+    height, width = patches.sides
     size = network.image_size or (16 * height, 16 * width)
-    return network.sizes(patches.table_size(dims["T"], network.image_size) if has_table else size) | {
+    return network.sizes(patches.find_table_size(dims["T"], network.image_size) if has_table else size) | {
         **({"num_attention_heads": dims["D"] // 128} if dims["D"] % 128 == 0 else {}),
         "mlp_type": "swiglu",
         "layer_norm_eps": 1e-5,
@@ -81,7 +82,7 @@ def is_timm_architecture(name: str) -> bool:
     return re.fullmatch(r"aimv2_\w+", name) is not None
 
 
-def _timm_names(shapes: Shapes) -> KeyNames:
+def _make_timm_names(shapes: Shapes) -> KeyNames:
     """Return the names of the keys, with Apple's names for modules and layers."""
     return rename_keys(rename_keys(unwrap(shapes, timm.PATCHES, {}), TIMM_MODULES), TIMM_LAYERS)
 
@@ -99,7 +100,7 @@ TIMM_AIMV2 = replace(
     name="timm_aimv2",
     rules=(*AIMV2.rules, *dense("head", "LD", "classifier", "head")),
     recognizes=make_recognizer(timm.PATCHES, ("",), r"(^|\.)patch_embed\.norm\.weight$"),
-    names=_timm_names,
+    names=_make_timm_names,
     configure=lambda network: _configure(network) | {"position_interpolation": "bicubic_antialias"},
     declared=_read_timm_config,
     foreign_heads={},

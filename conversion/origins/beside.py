@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hf_vit.conversion.origins.origin import Declared, Fields, Pair, square_or_pair
+from hf_vit.conversion.origins.origin import Declared, Fields, Pair, shorten_pair
 from hf_vit.conversion.readers import Companions
 from hf_vit.errors import UserError
 
@@ -254,7 +254,8 @@ def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declare
     config_file = companions.config
     if config_file is None:
         return Declared()
-    kind, config = config_file.get("model_type"), config_file
+    kind = config_file.get("model_type")
+    config = config_file
     if not isinstance(kind, str) or kind not in model_types:
         raise UserError(
             f"config.json has model_type {kind!r:.80}, but the weights have the keys of "
@@ -267,12 +268,13 @@ def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declare
                 f"config.json has vision_config={tower_config!r:.80}, but an object with the vision model's "
                 "fields is needed; download the file again"
             )
-        kind, config = IMAGE_TOWERS[kind], {str(name): value for name, value in tower_config.items()}
+        kind = IMAGE_TOWERS[kind]
+        config = {str(name): value for name, value in tower_config.items()}
     validated = validate_values(TransformersConfig, DEFAULTS[kind] | dict(config), "config.json")
     values = validated.model_dump(exclude_none=True)
     fields = {hf_vit_name: values[name] for name, hf_vit_name in FIELD_NAMES.items() if name in values}
     if "patch_size" in values:
-        fields["patch_size"] = square_or_pair(read_size(values["patch_size"]))
+        fields["patch_size"] = shorten_pair(read_size(values["patch_size"]))
     size = read_size(values.get("image_size"))
     id2label = validate_values(Classes, config_file, "config.json").id2label or {}
     class_names = [id2label.get(str(index)) for index in range(len(id2label))]

@@ -70,7 +70,7 @@ def _names(shapes: Shapes) -> KeyNames:
 
 def _configure_clip(network: Network) -> Fields:
     """Return the fields of CLIP's config, with OpenAI's activation."""
-    return network.vit_fields(1, heads={}) | _CLIP_FIELDS | {"hidden_act": "quick_gelu"}
+    return network.read_vit_fields(1, heads={}) | _CLIP_FIELDS | {"hidden_act": "quick_gelu"}
 
 
 def _read_clip_config(companions: Companions, shapes: Shapes) -> Declared:
@@ -148,7 +148,7 @@ def _select_siglip_names(shapes: Shapes) -> KeyNames:
 
 def _configure_siglip(network: Network) -> Fields:
     """Return the fields of SigLIP's config."""
-    return network.vit_fields(0, heads={}) | {
+    return network.read_vit_fields(0, heads={}) | {
         "position_interpolation": "bicubic",
         "hidden_act": "gelu_pytorch_tanh",
         "layer_norm_eps": 1e-6,
@@ -188,7 +188,7 @@ def _configure_siglip2(network: Network) -> Fields:
     return _configure_siglip(network.with_linear_patches()) | {"position_interpolation": "flexivit"}
 
 
-def _declared_siglip2(companions: Companions, shapes: Shapes) -> Declared:
+def _read_declared_siglip2(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts in config.json, which has a number of patches instead of an image size."""
     return replace(read_config(companions, ("siglip2_vision_model", "siglip2")), image_size=None)
 
@@ -205,12 +205,14 @@ SIGLIP2 = replace(
         and any(len(shape) == 2 for key, shape in shapes.items() if key.endswith(f".{_PATCHES}") or key == _PATCHES)
     ),
     configure=_configure_siglip2,
-    declared=_declared_siglip2,
+    declared=_read_declared_siglip2,
 )
 
 # CLIP with the names of OpenAI's code and OpenCLIP, with the text tower or alone.
 
-_OPEN_PATCHES, _OPEN_CLASS, _OPEN_BASES = "conv1.weight", "class_embedding", ("visual.", "")
+_OPEN_PATCHES = "conv1.weight"
+_OPEN_CLASS = "class_embedding"
+_OPEN_BASES = ("visual.", "")
 _OPEN_BLOCK = "transformer.resblocks.{i}"
 _OPEN_BLOCKS = r"(^|\.)transformer\.resblocks\.\d+\.\w+\.."
 _OPEN_OTHER_TOWER = {
@@ -230,7 +232,7 @@ def _configure_open_clip(network: Network) -> Fields:
     """Return the fields of OpenCLIP's config, with the exact GELU."""
     scale = 1e-5 if "layer_scale" in network.parts else None
     other_fields = {"hidden_act": "gelu", "layer_scale_init_value": scale}
-    return network.vit_fields(1, heads=HEADS_OF_WIDTH) | _CLIP_FIELDS | other_fields
+    return network.read_vit_fields(1, heads=HEADS_OF_WIDTH) | _CLIP_FIELDS | other_fields
 
 
 class Pixels(BaseModel):
@@ -273,7 +275,8 @@ def _read_open_clip_config(companions: Companions, shapes: Shapes) -> Declared:
     if companions.config is None:
         return Declared(processor=CLIP_PIXELS)
     config = validate_values(OpenClipConfig, companions.config, "open_clip_config.json")
-    tower, pixels = config.model_cfg.vision_cfg, config.preprocess_cfg
+    tower = config.model_cfg.vision_cfg
+    pixels = config.preprocess_cfg
     height, width = read_size(tower.image_size)
     full_size = {"height": height, "width": width}
     is_cropped = pixels.resize_mode == "shortest"
@@ -331,7 +334,9 @@ OPEN_CLIP = Origin(
 # Perception Encoder (arXiv 2504.13181): OpenCLIP's names, and rotary positions, which no key shows. Core models pool by
 # attention; spatial and language models are towers without a last norm.
 
-_PE_POOL, _POOL, _POOL_INPUTS = "attn_pool", "pooler.map", "pooler.map.attention.{q,k,v}_proj"
+_PE_POOL = "attn_pool"
+_POOL = "pooler.map"
+_POOL_INPUTS = "pooler.map.attention.{q,k,v}_proj"
 _is_core = make_recognizer(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_PE_POOL}\.probe$")
 _is_tower = make_recognizer(
     _OPEN_PATCHES, _OPEN_BASES, _OPEN_BLOCKS, lacks=r"(^|\.)(ln_post\.weight|proj|attn_pool\..+)$"
@@ -347,7 +352,7 @@ def _configure_perception_encoder(network: Network) -> Fields:
         raise UserError(
             "the attention pooling lacks the norm 'ln_post' before it, so the file is damaged; download it again"
         )
-    return network.vit_fields(int(has_class), heads=_PE_HEADS) | {
+    return network.read_vit_fields(int(has_class), heads=_PE_HEADS) | {
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,
         "norm_before_layers": True,

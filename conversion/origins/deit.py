@@ -28,7 +28,7 @@ def _names(ignored: Mapping[str, str], shapes: Shapes) -> KeyNames:
     return rename_keys(unwrap(shapes, timm.PATCHES, ignored), _SCALES)
 
 
-def _deit_names(shapes: Shapes) -> KeyNames:
+def _make_deit_names(shapes: Shapes) -> KeyNames:
     """Return the names of the keys; rows and columns of patches are ignored if their frequencies are in the file."""
     computed = {r"freqs_t_[xy]": "rows and columns of rotary positions, which are computed"}
     return _names(computed if any(key.endswith("freqs") for key in shapes) else {}, shapes)
@@ -37,7 +37,7 @@ def _deit_names(shapes: Shapes) -> KeyNames:
 def _fields(network: Network) -> Fields:
     """Return the fields that all of them share."""
     parts, size = network.parts, network.image_size
-    return network.sizes(network.patches.table_size(network.dims["T"], size) if "table" in parts else size) | {
+    return network.sizes(network.patches.find_table_size(network.dims["T"], size) if "table" in parts else size) | {
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-6,
         "qkv_bias": "qkv_bias" in parts,
@@ -54,12 +54,12 @@ def _configure_deit(network: Network) -> Fields:
 
     A table without learned frequencies is taken for DeiT III's, which has no rotary positions.
     """
-    dims, fields = network.dims, _fields(network)
+    fields = _fields(network)
     if "table" in network.parts:
         fields["rotary_embedding"] = None
     if "mixed" in network.parts:
         fields |= {"rotary_embedding": "mixed", "rotary_base": 10.0}
-    heads = {"num_attention_heads": dims["D"] // 64} if dims["D"] % 64 == 0 else {}
+    heads = {"num_attention_heads": network.dims["D"] // 64} if network.dims["D"] % 64 == 0 else {}
     return fields | heads | {"rotary_axis_order": "column_row"}
 
 
@@ -75,7 +75,7 @@ DEIT = replace(
     recognizes=make_recognizer(
         timm.PATCHES, ("",), r"(^|\.)blocks\.\d+\.gamma_1$", r"\.attn\.qkv\.bias$", lacks=r"rel_pos|\.q_norm"
     ),
-    names=_deit_names,
+    names=_make_deit_names,
     configure=_configure_deit,
     rules_of=None,
     declared=lambda companions, shapes: Declared(processor=IMAGENET_PIXELS),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hf_vit.conversion.origins import timm
 from hf_vit.conversion.origins.beside import IMAGENET_PIXELS
 from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense
-from hf_vit.conversion.origins.wrapped import bare_names, make_recognizer, rename_keys, unwrap
+from hf_vit.conversion.origins.wrapped import make_recognizer, rename_keys, strip_wrappers, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
@@ -46,7 +46,7 @@ def _with_linear_head(names: KeyNames, shapes: Shapes) -> KeyNames:
     return names
 
 
-def _declared(companions: Companions, shapes: Shapes) -> Declared:
+def _read_declared(companions: Companions, shapes: Shapes) -> Declared:
     """Return the code's constants for a file, or what timm's config.json in a folder says."""
     declared = timm.declared(companions, shapes)
     return Declared(processor=IMAGENET_PIXELS) if companions.config is None else declared
@@ -59,7 +59,7 @@ def _configure_mae(network: Network) -> Fields:
 
 def _recognizes_mae(shapes: Shapes) -> bool:
     """Return whether the file has an encoder with timm's names and a decoder."""
-    return timm.recognizes(shapes) and any(name.startswith("decoder_") for name in bare_names(shapes))
+    return timm.recognizes(shapes) and any(name.startswith("decoder_") for name in strip_wrappers(shapes))
 
 
 MAE = replace(
@@ -68,7 +68,7 @@ MAE = replace(
     recognizes=_recognizes_mae,
     names=lambda shapes: timm.names(shapes, _MAE_IGNORED),
     configure=_configure_mae,
-    declared=_declared,
+    declared=_read_declared,
     assumed={**timm.VIT.assumed, "processor": "ImageNet's mean and deviation, resized bicubically"},
 )
 
@@ -76,7 +76,7 @@ MAE = replace(
 def _recognizes_dino(shapes: Shapes) -> bool:
     """Return whether the file has an encoder with timm's names and keys of DINO's training."""
     is_wrapped = any(re.fullmatch(r"(.*\.)?(teacher|student)\..+", key) for key in shapes)
-    has_dino_keys = is_wrapped or any(re.fullmatch(_DINO_KEYS, name) for name in bare_names(shapes))
+    has_dino_keys = is_wrapped or any(re.fullmatch(_DINO_KEYS, name) for name in strip_wrappers(shapes))
     return timm.recognizes(shapes) and has_dino_keys and not _recognizes_mae(shapes)
 
 
@@ -104,7 +104,7 @@ def _select_rules(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, 
     return (*(rule for rule in rules if rule.part != "head"), *_LINEAR_HEAD)
 
 
-def _pooling(network: Network) -> Fields:
+def _find_pooling(network: Network) -> Fields:
     """Return the field of the pooling that a linear head reads."""
     return {"pooling": "token_and_gap"} if "linear_head.weight" in network.shapes else {}
 
@@ -114,8 +114,8 @@ def _configure_dino(network: Network) -> Fields:
     models with registers.
     """
     if "registers" in network.parts:
-        return timm.configure(network) | _pooling(network)
-    return _configure_mae(network) | {"position_interpolation_offset": 0.1} | _pooling(network)
+        return timm.configure(network) | _find_pooling(network)
+    return _configure_mae(network) | {"position_interpolation_offset": 0.1} | _find_pooling(network)
 
 
 DINO = replace(
@@ -140,10 +140,12 @@ def _select_dinov3_names(shapes: Shapes) -> KeyNames:
 
 def _configure_dinov3(network: Network) -> Fields:
     """Return the fields of the config; those that names and shapes do not show are the same in all released models."""
-    dims, parts, (height, width) = network.dims, network.parts, network.patches.sides
+    dims = network.dims
+    parts = network.parts
+    height, width = network.patches.sides
     default_size = 224 if 224 % height == 0 else 14 * height, 224 if 224 % width == 0 else 14 * width
     return (
-        _pooling(network)
+        _find_pooling(network)
         | network.sizes(network.image_size or default_size)
         | {
             "num_attention_heads": dims["D"] // (4 * dims["F"]),

@@ -6,12 +6,13 @@ Sources: EVA, arXiv 2211.07636; EVA-02, 2303.11331; EVA-CLIP, 2303.15389.
 import re
 
 from hf_vit.conversion.origins.beside import CLIP_PIXELS, HEADS_OF_WIDTH
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense, heads_of
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense, find_heads
 from hf_vit.conversion.origins.wrapped import find_prefixes, make_recognizer, unwrap
 from hf_vit.conversion.readers import Shapes
 from hf_vit.errors import UserError
 
-_PATCHES, _BASES = "patch_embed.proj.weight", ("visual.", "")
+_PATCHES = "patch_embed.proj.weight"
+_BASES = ("visual.", "")
 _BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
 _HEADS = HEADS_OF_WIDTH | {1792: 16}
 _POST_NORM_WIDTH = 1792  # EVA-02-CLIP-E's; other released models without rotation or LayerScale have pre-norms
@@ -42,7 +43,7 @@ def _configure(network: Network) -> Fields:
     """Return the fields of the config."""
     dims, parts = network.dims, network.parts
     is_rotary, after_pooling = "rope" in parts, "norm_after" in parts
-    heads = {"num_attention_heads": dims["D"] // dims["K"]} if is_rotary else heads_of(dims["D"], _HEADS)
+    heads = {"num_attention_heads": dims["D"] // dims["K"]} if is_rotary else find_heads(dims["D"], _HEADS)
     fields: Fields = {
         "mlp_type": "dense" if "dense" in parts else "swiglu",
         "hidden_act": "gelu",
@@ -59,7 +60,7 @@ def _configure(network: Network) -> Fields:
     }
     if is_rotary:
         fields |= {"rotary_embedding": "axial", "rotary_base": 10_000.0}
-    return network.vit_fields(1) | heads | fields
+    return network.read_vit_fields(1) | heads | fields
 
 
 EVA = Origin(

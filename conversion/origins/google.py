@@ -21,9 +21,9 @@ from hf_vit.conversion.origins.origin import (
     Network,
     Origin,
     Patches,
+    count_units,
     make_resnet_rules,
-    square_or_pair,
-    stage_depths,
+    shorten_pair,
 )
 from hf_vit.conversion.readers import Shapes
 from hf_vit.errors import UserError
@@ -39,7 +39,7 @@ _IGNORED = {
 _OTHER_TOWER = {r"txt/.+": "the text tower", r"[tb]": "temperature and bias of the contrastive loss"}
 
 
-def _dense(
+def _make_dense_rules(
     source: str, axes: str, target: str, part: str = "", transform: str = "transpose"
 ) -> tuple[KeyRule, KeyRule]:
     """Return the rules for kernel and bias of a dense layer or convolution."""
@@ -49,7 +49,7 @@ def _dense(
     )
 
 
-def _norm(source: str, target: str, width: str = "D", transform: str = "keep") -> tuple[KeyRule, KeyRule]:
+def _make_norm_rules(source: str, target: str, width: str = "D", transform: str = "keep") -> tuple[KeyRule, KeyRule]:
     """Return the rules for scale and bias of a norm."""
     return (
         KeyRule(f"{source}/scale", (width,), transform, f"{target}.weight"),
@@ -57,7 +57,7 @@ def _norm(source: str, target: str, width: str = "D", transform: str = "keep") -
     )
 
 
-def _projection(source: str, target: str) -> tuple[KeyRule, KeyRule]:
+def _make_projection_rules(source: str, target: str) -> tuple[KeyRule, KeyRule]:
     """Return the rules for a query, key or value projection, which has an axis for heads."""
     return (
         KeyRule(f"{source}/kernel", "DAK", "split_heads", f"{target}.weight"),
@@ -92,7 +92,8 @@ def _select_names_below(
             f"the file holds {anchor_name} below {len(prefixes)} prefixes ({names}); select one with --prefix"
         )
     (prefix,) = prefixes
-    names, reasons = KeyNames({}, {}, lambda name: prefix + name), dict(_IGNORED)
+    names = KeyNames({}, {}, lambda name: prefix + name)
+    reasons = dict(_IGNORED)
     if prefix.endswith("img/"):
         prefix_pattern = re.escape(prefix.removesuffix("img/"))
         reasons |= {prefix_pattern + pattern: reason for pattern, reason in _OTHER_TOWER.items()}
@@ -106,7 +107,7 @@ def _select_names_below(
     return names
 
 
-def _names_at_anchor(anchor: str, anchor_name: str, shapes: Shapes) -> KeyNames:
+def _make_names_at_anchor(anchor: str, anchor_name: str, shapes: Shapes) -> KeyNames:
     """Return the names of the keys of a file whose model has the key `anchor`."""
     return _select_names_below(
         [key.removesuffix(anchor) for key in shapes if key.endswith(anchor)], anchor_name, shapes
@@ -120,20 +121,20 @@ _ATTENTION = f"{_BLOCK}/MultiHeadDotProductAttention_0"
 TABLE = "Transformer/posembed_input/pos_embedding"
 
 RULES = (
-    *_dense("embedding", "PQCD", "embeddings.patch_embeddings.projection", transform="conv"),
+    *_make_dense_rules("embedding", "PQCD", "embeddings.patch_embeddings.projection", transform="conv"),
     KeyRule("cls", "11D", "keep", "embeddings.cls_token", "cls"),
     KeyRule(TABLE, "1TD", "keep", "embeddings.position_embeddings"),
-    *_norm(f"{_BLOCK}/LayerNorm_0", f"{_TARGET}.layernorm_before"),
-    *_projection(f"{_ATTENTION}/query", f"{_TARGET}.attention.q_proj"),
-    *_projection(f"{_ATTENTION}/key", f"{_TARGET}.attention.k_proj"),
-    *_projection(f"{_ATTENTION}/value", f"{_TARGET}.attention.v_proj"),
-    *_dense(f"{_ATTENTION}/out", "AKD", f"{_TARGET}.attention.o_proj", transform="join_heads"),
-    *_norm(f"{_BLOCK}/LayerNorm_1", f"{_TARGET}.layernorm_after"),
-    *_dense(f"{_BLOCK}/MlpBlock_0/Dense_0", "DM", f"{_TARGET}.mlp.fc1"),
-    *_dense(f"{_BLOCK}/MlpBlock_0/Dense_1", "MD", f"{_TARGET}.mlp.fc2"),
-    *_norm("Transformer/encoder_norm", "layernorm"),
-    *_dense("pre_logits", "DR", "pooler.dense", "pre_logits"),
-    *_dense("head", "RL", "classifier", "head"),
+    *_make_norm_rules(f"{_BLOCK}/LayerNorm_0", f"{_TARGET}.layernorm_before"),
+    *_make_projection_rules(f"{_ATTENTION}/query", f"{_TARGET}.attention.q_proj"),
+    *_make_projection_rules(f"{_ATTENTION}/key", f"{_TARGET}.attention.k_proj"),
+    *_make_projection_rules(f"{_ATTENTION}/value", f"{_TARGET}.attention.v_proj"),
+    *_make_dense_rules(f"{_ATTENTION}/out", "AKD", f"{_TARGET}.attention.o_proj", transform="join_heads"),
+    *_make_norm_rules(f"{_BLOCK}/LayerNorm_1", f"{_TARGET}.layernorm_after"),
+    *_make_dense_rules(f"{_BLOCK}/MlpBlock_0/Dense_0", "DM", f"{_TARGET}.mlp.fc1"),
+    *_make_dense_rules(f"{_BLOCK}/MlpBlock_0/Dense_1", "MD", f"{_TARGET}.mlp.fc2"),
+    *_make_norm_rules("Transformer/encoder_norm", "layernorm"),
+    *_make_dense_rules("pre_logits", "DR", "pooler.dense", "pre_logits"),
+    *_make_dense_rules("head", "RL", "classifier", "head"),
 )
 _NUMBERED = re.compile(r"(LayerNorm|MultiHeadDotProductAttention|MlpBlock)_(\d+)")
 # Modules whose submodules are numbered: the blocks, stacked or not, and (big_vision) the MAP head.
@@ -151,9 +152,9 @@ _has_stem = _make_key_test(r"(^|/)(conv_root|gn_root|block\d+/unit\d+)/")
 _has_parts_of_big_vision = _make_key_test(r"(^|/)(MAPHead_0/.|probe$|Transformer/encoderblock/.)")
 
 
-def _vit_jax_names(shapes: Shapes) -> KeyNames:
+def _make_vit_jax_names(shapes: Shapes) -> KeyNames:
     """Return the names of the keys of a file of vit_jax."""
-    return _renumber(_names_at_anchor(TABLE, "position tables", shapes))
+    return _renumber(_make_names_at_anchor(TABLE, "position tables", shapes))
 
 
 def _renumber(names: KeyNames) -> KeyNames:
@@ -181,7 +182,7 @@ def _renumber(names: KeyNames) -> KeyNames:
 def _configure_vit(network: Network, patches: Patches | None = None, special_rows: int | None = None) -> Fields:
     """Return the fields of a ViT's config, whose position table has special rows: by default the class token's."""
     dims, parts = network.dims, network.parts
-    fields = network.vit_fields("cls" in parts if special_rows is None else special_rows, patches)
+    fields = network.read_vit_fields("cls" in parts if special_rows is None else special_rows, patches)
     if dims["A"] * dims["K"] != dims["D"]:
         raise UserError(
             f"{dims['A']} heads of size {dims['K']} have {dims['A'] * dims['K']} channels, but hf_vit only "
@@ -202,7 +203,7 @@ VIT_JAX = Origin(
     rules=RULES,
     block_pattern=r"Transformer/encoderblock_(0|[1-9]\d*)/",
     recognizes=lambda shapes: _has_table(shapes) and not _has_stem(shapes) and not _has_parts_of_big_vision(shapes),
-    names=_vit_jax_names,
+    names=_make_vit_jax_names,
     configure=_configure_vit,
     without={"pre_logits": {"R": "D"}},
     assumed={"pooling": "the mean of the patches, as there is no class token", "processor": ORIGINAL_PIXELS},
@@ -221,29 +222,30 @@ def _make_unit_rules(target: str, pre_activation: bool = False) -> tuple[KeyRule
     rules: list[KeyRule] = []
     norms = "IUU" if pre_activation else "UUO"
     for number, (kernel, width) in enumerate(zip(("11IU", "33UU", "11UO"), norms, strict=True), start=1):
-        norm = _norm(f"{_UNIT}/gn{number}", f"{target}.norm{number}", width, "flatten")
+        norm = _make_norm_rules(f"{_UNIT}/gn{number}", f"{target}.norm{number}", width, "flatten")
         conv = KeyRule(f"{_UNIT}/conv{number}/kernel", kernel, "conv", f"{target}.conv{number}.weight")
         rules += [*norm, conv] if pre_activation else [conv, *norm]
     return (*rules, KeyRule(f"{_UNIT}/conv_proj/kernel", "11IO", "conv", f"{target}.projection.weight"))
 
 
-def _stem_rules(stem: str) -> tuple[KeyRule, ...]:
+def _make_stem_rules(stem: str) -> tuple[KeyRule, ...]:
     """Return the rules of a hybrid's stem."""
     unit_target = f"{stem}.stages.{{s-1}}.{{u-1}}"
     return (
         KeyRule("conv_root/kernel", "77CW", "conv", f"{stem}.root_conv.weight"),
-        *_norm("gn_root", f"{stem}.root_norm", "W", "flatten"),
+        *_make_norm_rules("gn_root", f"{stem}.root_norm", "W", "flatten"),
         *_make_unit_rules(unit_target),
-        *_norm(f"{_UNIT}/gn_proj", f"{unit_target}.projection_norm", "O", "flatten"),
+        *_make_norm_rules(f"{_UNIT}/gn_proj", f"{unit_target}.projection_norm", "O", "flatten"),
     )
 
 
-_depths = partial(stage_depths, r"block([1-9]\d{0,3})/unit([1-9]\d{0,3})/", 1)
+_depths = partial(count_units, r"block([1-9]\d{0,3})/unit([1-9]\d{0,3})/", 1)
 
 
 def derive_stem_fields(network: Network, depths: tuple[int, ...]) -> tuple[Fields, Patches]:
     """Return the config's fields for a stem, and the patches that its feature map is cut into."""
-    width, patch = network.dims["W"], network.dims.get("P", 1)
+    width = network.dims["W"]
+    patch = network.dims.get("P", 1)
     if width % 32:
         raise UserError(
             f"the stem has {width} channels, but GroupNorm needs a multiple of 32, so the file is damaged or "
@@ -264,7 +266,7 @@ VIT_JAX_HYBRID = replace(
     VIT_JAX,
     name="vit_jax_hybrid",
     rules=(
-        *_stem_rules(STEM),
+        *_make_stem_rules(STEM),
         KeyRule("embedding/kernel", "PPFD", "conv", "embeddings.patch_embeddings.projection.weight"),
         *RULES[1:],
     ),
@@ -277,7 +279,9 @@ VIT_JAX_HYBRID = replace(
 # big_vision: the blocks of vit_jax. Positions are added before the class token is attached, and layers of a scan are
 # stacked in one array. Older files have the forms that its loader converts (big_vision/models/vit.py).
 
-_HEAD, _BV_TABLE, _STACKED = "MAPHead_0", "pos_embedding", "Transformer/encoderblock/"
+_HEAD = "MAPHead_0"
+_BV_TABLE = "pos_embedding"
+_STACKED = "Transformer/encoderblock/"
 _ENCODER = re.compile(r"((?:.*/)?)Transformer/(?:encoderblock(?:_\d+)?|encoder_norm)/.+")
 # Names of the position table (the last is vit_jax's) and of parts of the MAP head in older files.
 _OLD_TABLES = ("Transformer/pos_embedding", TABLE)
@@ -433,7 +437,7 @@ def _is_resnet(root: str, shapes: Shapes) -> bool:
 def derive_bit_fields(network: Network, depths: tuple[int, ...], pre_activation: bool) -> Fields:
     """Return the fields of `HfBitConfig`."""
     stem, _ = derive_stem_fields(network, depths)
-    size = BIT_IMAGE_SIZE if network.image_size is None else square_or_pair(network.image_size)
+    size = BIT_IMAGE_SIZE if network.image_size is None else shorten_pair(network.image_size)
     sizes = {name: stem[name] for name in ("stage_depths", "stem_width")}
     return {**sizes, "num_channels": network.dims["C"], "image_size": size, "pre_activation": pre_activation}
 
@@ -449,7 +453,7 @@ def _select_bit_paper_names(shapes: Shapes) -> KeyNames:
     if is_big_transfer:
         names = _select_names_below([_BIG_TRANSFER], "ResNets", shapes, [_BIG_TRANSFER])
     else:
-        names = _names_at_anchor(_ROOT, "ResNets", shapes)
+        names = _make_names_at_anchor(_ROOT, "ResNets", shapes)
     normal: dict[str, str] = {}
     for name, key in names.normal.items():
         match = re.fullmatch(r"(block[1-9]\d*/unit)(0[1-9]|[1-9]\d+)/(.+)", name)
@@ -476,10 +480,10 @@ def _select_bit_paper_names(shapes: Shapes) -> KeyNames:
 
 BIT = Origin(
     name="bit",
-    rules=(*_stem_rules("encoder"), *_dense("head", "FL", "classifier", "head")),
+    rules=(*_make_stem_rules("encoder"), *_make_dense_rules("head", "FL", "classifier", "head")),
     block_pattern="",
     recognizes=partial(_is_resnet, "conv_root/kernel"),
-    names=partial(_names_at_anchor, "conv_root/kernel", "ResNets"),
+    names=partial(_make_names_at_anchor, "conv_root/kernel", "ResNets"),
     configure=partial(_configure_bit, False),
     family="bit",
     rules_of=partial(make_resnet_rules, _depths),
@@ -491,8 +495,8 @@ BIT_PAPER = replace(
     rules=(
         KeyRule(_ROOT, "77CW", "conv", "encoder.root_conv.weight"),
         *_make_unit_rules("encoder.stages.{s-1}.{u-1}", pre_activation=True),
-        *_norm("norm-pre-head", "encoder.norm", "F", "flatten"),
-        *_dense("head", "FL", "classifier", "head", "pointwise"),
+        *_make_norm_rules("norm-pre-head", "encoder.norm", "F", "flatten"),
+        *_make_dense_rules("head", "FL", "classifier", "head", "pointwise"),
     ),
     recognizes=lambda shapes: _is_resnet(_ROOT, shapes) or any(map(_BIG_TRANSFER_ROOT.fullmatch, shapes)),
     names=_select_bit_paper_names,
@@ -511,10 +515,11 @@ _MIXER_STEM, _MIXER_BLOCK = "stem/kernel", "MixerBlock_{i}"
 
 def configure_mixer(network: Network) -> Fields:
     """Return the fields of `HfMixerConfig`; incomplete patches are padded."""
-    dims, patches = network.dims, replace(network.patches, is_padded=True)
+    dims = network.dims
+    patches = replace(network.patches, is_padded=True)
     return {
-        "image_size": square_or_pair(patches.table_size(dims["T"], network.image_size, "token MLP")),
-        "patch_size": square_or_pair(patches.sides),
+        "image_size": shorten_pair(patches.find_table_size(dims["T"], network.image_size, "token MLP")),
+        "patch_size": shorten_pair(patches.sides),
         "num_channels": dims["C"],
         "hidden_size": dims["D"],
         "token_intermediate_size": dims["S"],
@@ -527,22 +532,22 @@ def configure_mixer(network: Network) -> Fields:
 MIXER = Origin(
     name="mixer",
     rules=(
-        *_dense("stem", "PQCD", "embeddings.patch_embeddings.projection", transform="conv"),
-        *_norm(f"{_MIXER_BLOCK}/LayerNorm_0", f"{_TARGET}.layernorm_before"),
-        *_dense(f"{_MIXER_BLOCK}/token_mixing/Dense_0", "TS", f"{_TARGET}.token_mlp.fc1"),
-        *_dense(f"{_MIXER_BLOCK}/token_mixing/Dense_1", "ST", f"{_TARGET}.token_mlp.fc2"),
-        *_norm(f"{_MIXER_BLOCK}/LayerNorm_1", f"{_TARGET}.layernorm_after"),
-        *_dense(f"{_MIXER_BLOCK}/channel_mixing/Dense_0", "DM", f"{_TARGET}.mlp.fc1"),
-        *_dense(f"{_MIXER_BLOCK}/channel_mixing/Dense_1", "MD", f"{_TARGET}.mlp.fc2"),
-        *_norm("pre_head_layer_norm", "layernorm"),
-        *_dense("head", "DL", "classifier", "head"),
+        *_make_dense_rules("stem", "PQCD", "embeddings.patch_embeddings.projection", transform="conv"),
+        *_make_norm_rules(f"{_MIXER_BLOCK}/LayerNorm_0", f"{_TARGET}.layernorm_before"),
+        *_make_dense_rules(f"{_MIXER_BLOCK}/token_mixing/Dense_0", "TS", f"{_TARGET}.token_mlp.fc1"),
+        *_make_dense_rules(f"{_MIXER_BLOCK}/token_mixing/Dense_1", "ST", f"{_TARGET}.token_mlp.fc2"),
+        *_make_norm_rules(f"{_MIXER_BLOCK}/LayerNorm_1", f"{_TARGET}.layernorm_after"),
+        *_make_dense_rules(f"{_MIXER_BLOCK}/channel_mixing/Dense_0", "DM", f"{_TARGET}.mlp.fc1"),
+        *_make_dense_rules(f"{_MIXER_BLOCK}/channel_mixing/Dense_1", "MD", f"{_TARGET}.mlp.fc2"),
+        *_make_norm_rules("pre_head_layer_norm", "layernorm"),
+        *_make_dense_rules("head", "DL", "classifier", "head"),
     ),
     block_pattern=r"MixerBlock_(0|[1-9]\d*)/",
     recognizes=lambda shapes: (
         any(f"{prefix}{_MIXER_STEM}" in shapes for prefix in _IMAGE_PREFIXES)
         and _make_key_test("/token_mixing/")(shapes)
     ),
-    names=partial(_names_at_anchor, _MIXER_STEM, "MLP-Mixers"),
+    names=partial(_make_names_at_anchor, _MIXER_STEM, "MLP-Mixers"),
     configure=configure_mixer,
     family="mixer",
     assumed={"processor": ORIGINAL_PIXELS},

@@ -39,7 +39,7 @@ class Transform:
         return axes.reshape(tuple(shape)).contiguous()
 
 
-def linear_patch(count: int) -> Pair:
+def find_linear_patch(count: int) -> Pair:
     """Return side and channels (3, or else 1) of the square patches whose `count` values a linear layer reads."""
     channels = 3 if count % 3 == 0 and math.isqrt(count // 3) ** 2 == count // 3 else 1
     return math.isqrt(count // channels), channels
@@ -47,7 +47,7 @@ def linear_patch(count: int) -> Pair:
 
 def _split_patches(array: torch.Tensor) -> torch.Tensor:
     """Return the kernel [D, C, P, P] of a linear layer [D, P*P*C] on patches, row by row with channels last."""
-    side, channels = linear_patch(array.shape[1])
+    side, channels = find_linear_patch(array.shape[1])
     return array.unflatten(1, (side, side, channels)).permute(0, 3, 1, 2)
 
 
@@ -94,7 +94,8 @@ COMPUTATIONS = {"offset_mlp": _compute_offset_biases, "sum_axes": _sum_axes}
 
 def _find_reference_grid(sines: torch.Tensor, dims: Mapping[str, int]) -> int:
     """Return the side in patches that a table of sines [h*h, K] of EVA-02 spans: `pt_hw_seq_len` of its code."""
-    side, count = math.isqrt(len(sines)), sines.shape[1] // 4
+    side = math.isqrt(len(sines))
+    count = sines.shape[1] // 4
     slowest = 10_000 ** (-(count - 1) / count)  # the last frequency of the rows; the table has each twice
     return round(side * math.asin(float(sines[side, 2 * count - 1])) / slowest) if side > 1 else 1
 
@@ -218,7 +219,7 @@ class Patches:
         h, w = map(math.ceil if self.is_padded else math.floor, num_patches)
         if not (h and w):
             raise UserError(
-                f"the image size {size_text(image_size)} px is smaller than one patch, {size_text(self.stride)} "
+                f"the image size {format_size(image_size)} px is smaller than one patch, {format_size(self.stride)} "
                 "px; give a larger image size"
             )
         return h, w
@@ -229,7 +230,7 @@ class Patches:
             return math.isqrt(max(rows, 0)) ** 2 == rows > 0
         return math.prod(self.grid_of(image_size)) == rows
 
-    def table_size(self, rows: int, image_size: Pair | None, table_name: str = "position table") -> Pair:
+    def find_table_size(self, rows: int, image_size: Pair | None, table_name: str = "position table") -> Pair:
         """Return the (height, width) in px of the images that a table with `rows` patch rows was made for.
 
         Raises:
@@ -240,7 +241,7 @@ class Patches:
         if self.fits(rows, image_size):
             return image_size or (math.isqrt(rows) * self.stride[0], math.isqrt(rows) * self.stride[1])
         heights = sorted((h for h in range(1, rows + 1) if rows % h == 0), key=lambda h: max(h, rows // h))
-        sizes = [size_text((h * self.stride[0], rows // h * self.stride[1])) for h in heights[:6]]
+        sizes = [format_size((h * self.stride[0], rows // h * self.stride[1])) for h in heights[:6]]
         sizes_that_fit = f"sizes that fit: {', '.join(sizes)}"  # most square first
         if image_size is None:
             raise UserError(
@@ -249,7 +250,7 @@ class Patches:
             )
         h, w = self.grid_of(image_size)
         raise UserError(
-            f"--image-size {size_text(image_size)} has {h}x{w} = {h * w} patches of {size_text(self.stride)} "
+            f"--image-size {format_size(image_size)} has {h}x{w} = {h * w} patches of {format_size(self.stride)} "
             f"px, but the {table_name} has {rows}; give one of the {sizes_that_fit}"
         )
 
@@ -272,7 +273,7 @@ class Network:
         """Return the network with the sizes that a linear patch embedding and a table with its own grid show."""
         dims = dict(self.dims)
         if "Z" in dims:
-            side, channels = linear_patch(dims["Z"])
+            side, channels = find_linear_patch(dims["Z"])
             if side * side * channels != dims["Z"]:
                 raise UserError(
                     f"the patch embedding reads {dims['Z']} values, which are no square patch of 3 channels or 1; "
@@ -281,12 +282,13 @@ class Network:
             dims |= {"P": side, "Q": side, "C": channels}
         if "Y" not in dims:
             return replace(self, dims=dims)
-        h, w = dims["Y"], dims.get("V", dims["Y"])
+        h = dims["Y"]
+        w = dims.get("V", dims["Y"])
         size = h * dims["P"], w * dims["Q"]
         if self.image_size not in (None, size):
             raise UserError(
-                f"the position table is for images of {size_text(size)} px, not {size_text(self.image_size or ())}; "
-                "leave --image-size out (the model takes other sizes too)"
+                f"the position table is for images of {format_size(size)} px, not {format_size(self.image_size or ())}"
+                "; leave --image-size out (the model takes other sizes too)"
             )
         return replace(self, dims=dims | {"T": h * w}, image_size=size)
 
@@ -297,14 +299,14 @@ class Network:
         """
         patch_h, patch_w = self.patches.sides
         return {
-            "image_size": square_or_pair(image_size or self.image_size or (14 * patch_h, 14 * patch_w)),
-            "patch_size": square_or_pair((patch_h, patch_w)),
+            "image_size": shorten_pair(image_size or self.image_size or (14 * patch_h, 14 * patch_w)),
+            "patch_size": shorten_pair((patch_h, patch_w)),
             "num_channels": self.dims["C"],
             "hidden_size": self.dims["D"],
             "intermediate_size": self.dims["M"],
         }
 
-    def vit_fields(
+    def read_vit_fields(
         self, special: int, patches: Patches | None = None, heads: Mapping[int, int] | None = None
     ) -> Fields:
         """Return the fields of a ViT's config that shapes show.
@@ -314,17 +316,18 @@ class Network:
             patches: the patches of a stem; None without a stem.
             heads: width -> number of heads, where heads are not 64 wide; None: leave the number of heads open.
         """
-        all_patches, width = patches or self.patches, self.dims["D"]
+        all_patches = patches or self.patches
+        width = self.dims["D"]
         fields: Fields = {
-            "image_size": square_or_pair(all_patches.table_size(self.dims["T"] - special, self.image_size)),
+            "image_size": shorten_pair(all_patches.find_table_size(self.dims["T"] - special, self.image_size)),
             "num_channels": self.dims["C"],
             "hidden_size": width,
             "intermediate_size": self.dims["M"],
             "position_embedding": "learned",
         }
         if patches is None:
-            fields["patch_size"] = square_or_pair(all_patches.sides)
-        return fields | ({} if heads is None else heads_of(width, heads))
+            fields["patch_size"] = shorten_pair(all_patches.sides)
+        return fields | ({} if heads is None else find_heads(width, heads))
 
 
 @dataclass(frozen=True)
@@ -359,7 +362,7 @@ class Origin:
     package: str = ""  # library to recommend for a refused feature
 
 
-def heads_of(width: int, exceptions: Mapping[int, int]) -> dict[str, int]:
+def find_heads(width: int, exceptions: Mapping[int, int]) -> dict[str, int]:
     """Return the field for the number of heads: 64 wide, except for widths in `exceptions` (width -> heads); {} if
     unknown.
     """
@@ -367,17 +370,17 @@ def heads_of(width: int, exceptions: Mapping[int, int]) -> dict[str, int]:
     return {} if heads is None else {"num_attention_heads": heads}
 
 
-def square_or_pair(pair: Pair) -> int | Pair:
+def shorten_pair(pair: Pair) -> int | Pair:
     """Return one number for a square, as configs usually have it, else the pair."""
     return pair[0] if pair[0] == pair[1] else pair
 
 
-def size_text(sides: Iterable[int]) -> str:
+def format_size(sides: Iterable[int]) -> str:
     """Return sides as text: (224, 224) -> "224x224"; the shape of a scalar -> "scalar"."""
     return "x".join(str(side) for side in sides) or "scalar"
 
 
-def axis_factor(axis: str) -> tuple[int, str]:
+def split_axis(axis: str) -> tuple[int, str]:
     """Split an axis into factor and letter: "4W" -> (4, "W"), "D" -> (1, "D"), "3" -> (3, "")."""
     number = re.match(r"\d*", axis)[0]  # pyright: ignore[reportOptionalSubscript] (it always matches)
     return int(number or 1), axis[len(number) :]
@@ -407,7 +410,7 @@ MAX_STAGES = 16  # keys with larger numbers of stages or units are reported as l
 MAX_UNITS = 1000
 
 
-def stage_depths(pattern: str, first: int, names: Iterable[str]) -> tuple[int, ...]:
+def count_units(pattern: str, first: int, names: Iterable[str]) -> tuple[int, ...]:
     """Return the number of units in every stage of a ResNet: the highest number, so that gaps are noticed.
 
     Args:

@@ -31,14 +31,14 @@ from hf_vit.conversion.origins.origin import (
     Network,
     Origin,
     Patches,
+    count_units,
     dense,
-    heads_of,
+    find_heads,
+    format_size,
     make_resnet_rules,
-    size_text,
-    square_or_pair,
-    stage_depths,
+    shorten_pair,
 )
-from hf_vit.conversion.origins.wrapped import bare_names, make_recognizer, rename_keys, unwrap
+from hf_vit.conversion.origins.wrapped import make_recognizer, rename_keys, strip_wrappers, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import PositionInterpolation
@@ -92,7 +92,7 @@ _MAP = "pooler.map"
 _OFFSETS = f"{_TARGET}.attention.relative_position.offset_embeddings"
 
 
-def _offset_mlp(source: str, part: str) -> tuple[KeyRule, ...]:
+def _make_offset_mlp_rules(source: str, part: str) -> tuple[KeyRule, ...]:
     """Return the rules of the MLP that computes relative positions' biases; its four arrays make one table."""
     axes = {"fc1.weight": ("H", "2"), "fc1.bias": ("H",), "fc2.weight": ("A", "H"), "fc2.bias": ("A",)}
     return tuple(KeyRule(f"{source}.mlp.{name}", axes[name], "offset_mlp", _OFFSETS, part) for name in axes)
@@ -113,8 +113,8 @@ BLOCK_RULES = (
     KeyRule(f"{_BLOCK}.ls2.gamma", "D", "keep", f"{_TARGET}.layer_scale2.lambda1", "layer_scale"),
 )
 _RELATIVE_RULES = (
-    *_offset_mlp(f"{_BLOCK}.attn.rel_pos", "offset_mlp"),
-    *_offset_mlp("shared_rel_pos", "shared_offset_mlp"),
+    *_make_offset_mlp_rules(f"{_BLOCK}.attn.rel_pos", "offset_mlp"),
+    *_make_offset_mlp_rules("shared_rel_pos", "shared_offset_mlp"),
     KeyRule(f"{_BLOCK}.attn.rel_pos.relative_position_bias_table", "OA", "keep", _OFFSETS, "offset_table"),
 )
 _RELATIVE = frozenset(rule.part for rule in _RELATIVE_RULES)
@@ -198,10 +198,10 @@ def _select_rules(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, 
 
 def configure(network: Network) -> Fields:
     """Return the fields of `HfViTConfig`."""
-    return _derive_common_fields(network, network.patches) | {"patch_size": square_or_pair(network.patches.sides)}
+    return _derive_common_fields(network, network.patches) | {"patch_size": shorten_pair(network.patches.sides)}
 
 
-def shown_fields(network: Network) -> Fields:
+def read_shown_fields(network: Network) -> Fields:
     """Return the config's fields that names and shapes show in files of timm's VisionTransformer and Eva."""
     dims, parts = network.dims, network.parts
     return {
@@ -224,8 +224,8 @@ def _derive_common_fields(network: Network, patches: Patches) -> Fields:
     """Return the config's fields that names and shapes show, and timm's defaults for the others."""
     dims, parts = network.dims, network.parts
     has_one_head = {"distillation", "head"} <= parts and "second_head" not in parts
-    fields = heads_of(dims["D"], HEADS_OF_WIDTH) | {
-        **shown_fields(network),
+    fields = find_heads(dims["D"], HEADS_OF_WIDTH) | {
+        **read_shown_fields(network),
         "layer_norm_eps": 1e-5 if "norm_before" in parts else 1e-6,
         "qkv_bias": "qkv_bias" in parts,
         "position_interpolation": "bicubic_antialias",
@@ -240,17 +240,21 @@ def _derive_common_fields(network: Network, patches: Patches) -> Fields:
 def derive_position_fields(network: Network, patches: Patches) -> Fields:
     """Return the fields for a position table, which may have rows for special tokens and registers too."""
     dims, parts, image_size = network.dims, network.parts, network.image_size
-    rows, special = dims["T"], ("cls" in parts) + ("distillation" in parts)
+    rows = dims["T"]
+    special = ("cls" in parts) + ("distillation" in parts)
     registers = dims["G"] if "registers" in parts else 0
-    prefix_rows, position_on_class_token = special, True  # also if nothing fits, which `table_size` reports
+    prefix_rows = special  # also if nothing fits, which `find_table_size` reports
+    position_on_class_token = True
     if not patches.fits(rows - special, image_size):
         if patches.fits(rows, image_size):
-            prefix_rows, position_on_class_token = 0, not special
+            prefix_rows = 0
+            position_on_class_token = not special
         elif registers and patches.fits(rows - special - registers, image_size):
-            prefix_rows, position_on_class_token = special + registers, "with_registers"
-    size = patches.table_size(rows - prefix_rows, image_size)
+            prefix_rows = special + registers
+            position_on_class_token = "with_registers"
+    size = patches.find_table_size(rows - prefix_rows, image_size)
     return {
-        "image_size": square_or_pair(size),
+        "image_size": shorten_pair(size),
         "position_embedding": "learned",
         "position_on_class_token": position_on_class_token,
     }
@@ -272,7 +276,7 @@ def _derive_relative_positions(network: Network, patches: Patches) -> Fields:
             "class token has relative positions does not convert)"
         )
     return {
-        "image_size": square_or_pair(image_size),
+        "image_size": shorten_pair(image_size),
         "position_embedding": "relative_bias",
         "num_attention_heads": dims["A"],
     }
@@ -282,7 +286,7 @@ def declared(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts about architecture, arguments and preprocessing in timm's config.json."""
     if companions.config is None:
         _refuse_unlikely(shapes, {})
-        key_names = bare_names(shapes)
+        key_names = strip_wrappers(shapes)
         if any("rel_pos." in name for name in key_names) and not any(name.endswith(".ls1.gamma") for name in key_names):
             raise UserError(
                 "the weights do not show whether LayerNorms come before or after attention and MLP; give the "
@@ -300,7 +304,7 @@ def declared(companions: Companions, shapes: Shapes) -> Declared:
         )
     arguments = _find_fields(ARGUMENTS, architecture) | (config_file.model_args or {})
     _refuse_unlikely(shapes, arguments)
-    special = {"cls_token", "dist_token", "reg_token"} & set(bare_names(shapes))
+    special = {"cls_token", "dist_token", "reg_token"} & set(strip_wrappers(shapes))
     fields = {"layer_norm_eps": 1e-6} | _find_fields(EXCEPTIONS, architecture)
     fields |= convert_arguments({"global_pool": config_file.global_pool, **arguments}, has_special=bool(special))
     if fields.get("pooling") == "map" and arguments.get("pool_include_prefix") and "reg_token" in special:
@@ -312,7 +316,8 @@ def declare(config_file: TimmConfig, config: Mapping[str, Any], fields: Mapping[
     """Return these fields with the image size, class names and preprocessing in config.json, read as timm does."""
     if config_file.pretrained_cfg is not None and "input_size" not in config_file.pretrained_cfg:
         raise UserError("config.json has a pretrained_cfg without input_size; download the file again")
-    pretrained, arguments = config_file.pretrained_cfg or config, config_file.model_args or {}
+    pretrained = config_file.pretrained_cfg or config
+    arguments = config_file.model_args or {}
     pixels = from_timm(pretrained, arguments)
     size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
     labels = config_file.label_names or pretrained.get("label_names")  # the top level takes precedence
@@ -325,7 +330,7 @@ def _refuse_unlikely(shapes: Shapes, arguments: Mapping[str, Any]) -> None:
 
     timm's attention pooling may read only patches, where the MAP head here reads special tokens too.
     """
-    key_names = bare_names(shapes)
+    key_names = strip_wrappers(shapes)
     last_norm_keys = {f"{name}.{part}" for name in ("norm", "fc_norm") for part in ("weight", "bias")}
     if last_norm_keys.isdisjoint(key_names) and arguments.get("final_norm") is not False:
         raise UserError(
@@ -411,7 +416,7 @@ def has_rmsnorm(architecture: str, config: Mapping[str, Any]) -> bool:
     return all_arguments.get("norm_layer") == "rmsnorm"
 
 
-def _declared_rmsnorm(companions: Companions, shapes: Shapes) -> Declared:
+def _read_declared_rmsnorm(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts in the config.json of a model with RMSNorms."""
     facts = declared(companions, shapes)
     return replace(facts, fields={**facts.fields, "norm_type": "rmsnorm", "layer_norm_eps": 1e-6})
@@ -420,7 +425,7 @@ def _declared_rmsnorm(companions: Companions, shapes: Shapes) -> Declared:
 RMSNORM = replace(
     VIT,
     rules=tuple(rule for rule in RULES if not re.fullmatch(r"(.+\.)?(norm\d?|fc_norm|norm_pre)\.bias", rule.key)),
-    declared=_declared_rmsnorm,
+    declared=_read_declared_rmsnorm,
     lacking={},
 )
 
@@ -488,7 +493,7 @@ def _read_naflex_config(companions: Companions, shapes: Shapes) -> Declared:
     for pattern, values in _NAFLEX_ARGUMENTS.items():
         arguments |= values if re.fullmatch(pattern, architecture) else {}
     arguments |= config_file.model_args or {}
-    names = {name.replace("embeds.", "") for name in bare_names(shapes)}
+    names = {name.replace("embeds.", "") for name in strip_wrappers(shapes)}
     _refuse_unlikely(dict.fromkeys(names, ()), arguments)
     resizing = _choose_resizing(arguments, names, shapes)
     if arguments.pop("patchify_channels_last", True) is False:
@@ -502,7 +507,7 @@ def _read_naflex_config(companions: Companions, shapes: Shapes) -> Declared:
     fields = convert_arguments({"global_pool": config_file.global_pool, **arguments}, has_special)
     if fields.get("pooling") == "map" and arguments.get("pool_include_prefix") and "reg_token" in names:
         fields["pooling"] = "map_with_registers"
-    fields |= {"patch_size": square_or_pair(patch), "position_interpolation": resizing}
+    fields |= {"patch_size": shorten_pair(patch), "position_interpolation": resizing}
     declared = declare(config_file, companions.config or {}, fields)
     pixels = dict(declared.processor or {})
     pixels["max_num_patches"] = pixels["crop_size"]["height"] // patch[0] * (pixels["crop_size"]["width"] // patch[1])
@@ -551,7 +556,8 @@ def make_resnet_layer_rules(
     def conv(source: str, axes: str, name: str) -> KeyRule:
         return KeyRule(f"{source}.weight", axes, "keep", f"{target}.{name}.weight")
 
-    unit_target, projection = "stages.{s-1}.{u-1}", f"{unit}.downsample"
+    unit_target = "stages.{s-1}.{u-1}"
+    projection = f"{unit}.downsample"
     norm_rules = dense(norm, "F" if pre_activation else "W", f"{target}.{'norm' if pre_activation else 'root_norm'}")
     rules = [conv(root, "WC77", "root_conv"), *([] if pre_activation else norm_rules)]
     for number, axes in enumerate(("UI11", "UU33", "OU11"), start=1):
@@ -562,7 +568,7 @@ def make_resnet_layer_rules(
     return (*rules, *(norm_rules if pre_activation else projection_norm_rules))
 
 
-_depths = partial(stage_depths, rf"{re.escape(BACKBONE)}\.stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", 0)
+_depths = partial(count_units, rf"{re.escape(BACKBONE)}\.stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", 0)
 
 
 def _select_hybrid_names(shapes: Shapes) -> KeyNames:
@@ -635,7 +641,7 @@ def _configure_mixer(network: Network) -> Fields:
     size, patches = network.image_size, network.patches
     if size is not None and (size[0] % patches.sides[0] or size[1] % patches.sides[1]):
         raise UserError(
-            f"{size_text(size)} px is not a multiple of the patch size, {size_text(patches.sides)} px: timm "
+            f"{format_size(size)} px is not a multiple of the patch size, {format_size(patches.sides)} px: timm "
             "drops the incomplete patches, hf_vit pads them; use the model with timm"
         )
     return configure_mixer(network) | {"hidden_act": "gelu"}
@@ -672,7 +678,7 @@ MIXER = Origin(
 # BiT's ResNetV2 (`resnetv2_*_bit`): the paper's network with two other constants.
 
 BIT_CONSTANTS: Fields = {"weight_standardization": "variance", "zero_padded_pool": True}
-_bit_depths = partial(stage_depths, r"stages\.(\d{1,3})\.blocks\.(\d{1,3})\.", 0)
+_bit_depths = partial(count_units, r"stages\.(\d{1,3})\.blocks\.(\d{1,3})\.", 0)
 
 
 def configure_bit(depths_of: Callable[[Iterable[str]], tuple[int, ...]], network: Network) -> Fields:

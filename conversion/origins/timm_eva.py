@@ -11,8 +11,8 @@ from typing import Any
 
 from hf_vit.conversion.origins import timm
 from hf_vit.conversion.origins.beside import validate_values
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, heads_of
-from hf_vit.conversion.origins.wrapped import bare_names, rename_keys, unwrap
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, find_heads
+from hf_vit.conversion.origins.wrapped import rename_keys, strip_wrappers, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
 
@@ -85,8 +85,8 @@ def _configure(network: Network) -> Fields:
     dims, parts = network.dims, network.parts
     fields: Fields = {
         **network.sizes(),
-        **heads_of(dims["D"], {}),
-        **timm.shown_fields(network),
+        **find_heads(dims["D"], {}),
+        **timm.read_shown_fields(network),
         "layer_norm_eps": 1e-6,
         "qkv_bias": bool({"qkv_bias", "qv_bias", "separate_bias"} & parts),
         "key_bias": not {"qv_bias", "separate_bias"} & parts,
@@ -113,7 +113,7 @@ def _read_timm_config(companions: Companions, shapes: Shapes) -> Declared:
     fields: Fields = {}
     for pattern, values in _FIELDS.items():
         fields |= values if re.fullmatch(pattern, architecture) else {}
-    special = {"cls_token", "reg_token"} & set(bare_names(shapes))
+    special = {"cls_token", "reg_token"} & set(strip_wrappers(shapes))
     if arguments.get("use_rot_pos_emb") is True and "rotary_embedding" not in fields:
         fields |= _AXIAL
     fields |= _read_arguments(arguments)

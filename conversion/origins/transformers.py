@@ -22,9 +22,9 @@ from hf_vit.conversion.origins.origin import (
     Network,
     Origin,
     Patches,
+    count_units,
     dense,
     make_resnet_rules,
-    stage_depths,
 )
 from hf_vit.conversion.origins.timm import configure_bit, configure_stem, make_resnet_layer_rules
 from hf_vit.conversion.origins.wrapped import ignore_keys, make_recognizer, rename_keys, unwrap
@@ -84,7 +84,7 @@ def _select_names(shapes: Shapes) -> KeyNames:
 
 def _derive_common_fields(special: int, network: Network, patches: Patches | None = None) -> Fields:
     """Return the config's fields that shapes show, and defaults for those that only config.json has."""
-    return network.vit_fields(special, patches, {}) | {
+    return network.read_vit_fields(special, patches, {}) | {
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-12,
         "qkv_bias": "qkv_bias" in network.parts,
@@ -167,8 +167,9 @@ DEIT = replace(
 # ViTHybrid (`vit-hybrid`, until version 4.40): a BiT backbone before the blocks, together timm's hybrid. Backbones with
 # other settings (pre-activation, other padding, a stage before the last) are refused.
 
-_BIT, _BIT_UNIT = f"{_BACKBONE}bit", "encoder.stages.{s-1}.layers.{u-1}"
-_depths = partial(stage_depths, rf"{re.escape(_BIT)}\.encoder\.stages\.(\d{{1,3}})\.layers\.(\d{{1,3}})\.", 0)
+_BIT = f"{_BACKBONE}bit"
+_BIT_UNIT = "encoder.stages.{s-1}.layers.{u-1}"
+_depths = partial(count_units, rf"{re.escape(_BIT)}\.encoder\.stages\.(\d{{1,3}})\.layers\.(\d{{1,3}})\.", 0)
 
 
 class Backbone(BaseModel):
@@ -198,7 +199,8 @@ def _read_hybrid_config(companions: Companions, shapes: Shapes) -> Declared:
     if companions.config is None:
         return declared
     backbone = validate_values(HybridConfig, companions.config, "config.json").backbone_config
-    if backbone is not None and backbone.out_features not in (None, last := [f"stage{len(backbone.depths)}"]):
+    last = [] if backbone is None else [f"stage{len(backbone.depths)}"]
+    if backbone is not None and backbone.out_features not in (None, last):
         raise UserError(
             f"config.json has backbone_config.out_features={backbone.out_features}, but hf_vit only supports "
             f"{last}; use the model with transformers"
@@ -223,7 +225,7 @@ VIT_HYBRID = replace(
 
 # BiT (arXiv 1912.11370) with pre-activation units: timm's network.
 
-_bit_depths = partial(stage_depths, r"encoder\.stages\.(\d{1,3})\.layers\.(\d{1,3})\.", 0)
+_bit_depths = partial(count_units, r"encoder\.stages\.(\d{1,3})\.layers\.(\d{1,3})\.", 0)
 
 
 class BitConfig(BaseModel):
@@ -421,7 +423,8 @@ def _read_dinov3_config(companions: Companions, shapes: Shapes) -> Declared:
         "rotary_jitter": values.pos_embed_jitter,
         "rotary_rescale": values.pos_embed_rescale,
     }
-    if values.use_gated_mlp and (activation := fields.pop("hidden_act")) != "silu":
+    activation = fields.pop("hidden_act") if values.use_gated_mlp else "silu"
+    if activation != "silu":
         raise UserError(
             f"config.json has hidden_act={activation!r:.80} in a gated MLP, but hf_vit only supports silu "
             "there; use the model with transformers"
@@ -429,12 +432,12 @@ def _read_dinov3_config(companions: Companions, shapes: Shapes) -> Declared:
     return replace(declared, fields=fields)
 
 
-def _dinov3_attention_rules(letter: str, bias_part: str) -> tuple[KeyRule, ...]:
+def _make_dinov3_attention_rules(letter: str, bias_part: str) -> tuple[KeyRule, ...]:
     key, parameter = f"{_DINOV3_BLOCK}.attention.{letter}_proj", f"{_BLOCK}.attention.{letter}_proj"
     return dense(key, "DD", parameter, bias_part=bias_part)
 
 
-def _dinov3_mlp_rules(name: str, axes: str, part: str) -> tuple[KeyRule, ...]:
+def _make_dinov3_mlp_rules(name: str, axes: str, part: str) -> tuple[KeyRule, ...]:
     return dense(f"{_DINOV3_BLOCK}.mlp.{name}", axes, f"{_BLOCK}.mlp.{name}", part, f"{part}_bias")
 
 
@@ -446,17 +449,17 @@ DINOV3 = Origin(
         KeyRule("embeddings.cls_token", "11D", "keep", "embeddings.cls_token"),
         KeyRule("embeddings.register_tokens", "1GD", "keep", "embeddings.register_tokens", part="registers"),
         *dense(f"{_DINOV3_BLOCK}.norm1", "D", f"{_BLOCK}.layernorm_before"),
-        *_dinov3_attention_rules("q", "query_bias"),
-        *_dinov3_attention_rules("k", "key_bias"),
-        *_dinov3_attention_rules("v", "value_bias"),
-        *_dinov3_attention_rules("o", "projection_bias"),
+        *_make_dinov3_attention_rules("q", "query_bias"),
+        *_make_dinov3_attention_rules("k", "key_bias"),
+        *_make_dinov3_attention_rules("v", "value_bias"),
+        *_make_dinov3_attention_rules("o", "projection_bias"),
         KeyRule(f"{_DINOV3_BLOCK}{_LAYER_SCALE}", "D", "keep", f"{_BLOCK}{_LAYER_SCALE}"),
         *dense(f"{_DINOV3_BLOCK}.norm2", "D", f"{_BLOCK}.layernorm_after"),
-        *_dinov3_mlp_rules("fc1", "MD", "dense"),
-        *_dinov3_mlp_rules("fc2", "DM", "dense"),
-        *_dinov3_mlp_rules("gate_proj", "MD", "swiglu"),
-        *_dinov3_mlp_rules("up_proj", "MD", "swiglu"),
-        *_dinov3_mlp_rules("down_proj", "DM", "swiglu"),
+        *_make_dinov3_mlp_rules("fc1", "MD", "dense"),
+        *_make_dinov3_mlp_rules("fc2", "DM", "dense"),
+        *_make_dinov3_mlp_rules("gate_proj", "MD", "swiglu"),
+        *_make_dinov3_mlp_rules("up_proj", "MD", "swiglu"),
+        *_make_dinov3_mlp_rules("down_proj", "DM", "swiglu"),
         KeyRule(f"{_DINOV3_BLOCK}.layer_scale2.lambda1", "D", "keep", f"{_BLOCK}.layer_scale2.lambda1"),
         *dense("norm", "D", "layernorm"),
     ),

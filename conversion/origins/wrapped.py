@@ -78,9 +78,9 @@ def unwrap(
         has_prefix = key.startswith(prefix)
         # For keys outside of the model, ignore their own wrappers.
         name = key.removeprefix(prefix) if has_prefix else _PREFIX.sub("", key, count=1)
-        reason = _first_reason(ignored, name)
+        reason = _find_first_reason(ignored, name)
         if reason is None and not (has_prefix and prefix):
-            reason = _first_reason(OTHER_KEYS, key)
+            reason = _find_first_reason(OTHER_KEYS, key)
         if reason is not None:
             names.ignored[key] = reason
         elif not has_prefix or (outside is None and not name.startswith(base)):
@@ -128,11 +128,11 @@ def find_prefixes(shapes: Shapes, anchor: str) -> list[str]:
     return sorted(prefix for prefix in candidates if _PREFIX.fullmatch(prefix))
 
 
-def bare_names(shapes: Shapes) -> list[str]:
+def strip_wrappers(shapes: Shapes) -> list[str]:
     """Return all keys without wrappers."""
     return [_PREFIX.sub("", key, count=1) for key in shapes]
 
 
-def _first_reason(patterns: Mapping[str, str], key: str) -> str | None:
+def _find_first_reason(patterns: Mapping[str, str], key: str) -> str | None:
     """Return why a key is ignored, by the first pattern that matches; None if it is not."""
     return next((reason for pattern, reason in patterns.items() if re.fullmatch(pattern, key)), None)

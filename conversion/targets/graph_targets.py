@@ -35,14 +35,14 @@ from hf_vit.conversion.targets.graphs.tracing import (
     OPSETS,
     export_onnx_program,
     lower_opset,
-    only_whole_patches,
+    needs_whole_patches,
     takes_other_sizes,
     write_constants_as_tensors,
 )
 from hf_vit.conversion.targets.target import OutgoingModel, Target
 from hf_vit.data.transforms import keeps_shapes, refuse_own_shapes
 from hf_vit.errors import UserError
-from hf_vit.families import problem_type_of
+from hf_vit.families import get_problem_type
 from hf_vit.results.writing import diagnose_write_failure
 
 LARGEST_BATCH = 64  # an ExecuTorch program plans its memory for this batch size
@@ -105,7 +105,8 @@ class OnnxGraph(_GraphTarget):
         """Export the model to ONNX, with the image processor in the graph if requested."""
         if outgoing.takes != PIXEL_VALUES:
             _check_preprocessing(outgoing)
-        size, sizes = _find_only_size(outgoing), outgoing.sizes
+        size = _find_only_size(outgoing)
+        sizes = outgoing.sizes
         (height, width), (stride_h, stride_w) = outgoing.nominal_size, sizes.patch_stride
         if size is None and outgoing.is_dense and (height % stride_h or width % stride_w):
             raise UserError(
@@ -120,10 +121,10 @@ class OnnxGraph(_GraphTarget):
         model = program.model
         _name_axes(model, outgoing, size)
         if size is None:
-            refuse_other_sizes(model, sizes.patch_stride, only_whole_patches(sizes))
+            refuse_other_sizes(model, sizes.patch_stride, needs_whole_patches(sizes))
         if outgoing.takes != PIXEL_VALUES:
             prepend(model, Preprocessing.from_processor(outgoing.processor), outgoing.takes)
-        model.metadata_props.update(_metadata(outgoing))
+        model.metadata_props.update(_make_metadata(outgoing))
         if outgoing.opset is not None:
             lower_opset(model, outgoing.opset)
         write_constants_as_tensors(model)
@@ -173,7 +174,7 @@ class ExecuTorchProgram(_GraphTarget):
         dims = ({0: torch.export.Dim("batch", min=1, max=LARGEST_BATCH)},)
         with torch.no_grad():
             program = torch.export.export(TensorOutputs(outgoing).eval(), (images,), dynamic_shapes=dims, strict=False)
-        metadata = _metadata(replace(outgoing, static=True)) | {OUTPUTS: " ".join(outgoing.output_names)}
+        metadata = _make_metadata(replace(outgoing, static=True)) | {OUTPUTS: " ".join(outgoing.output_names)}
         edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], constant_methods=metadata)
         (outgoing.folder / EXECUTORCH.file).write_bytes(edge.to_executorch().buffer)
         outgoing.processor.save_pretrained(outgoing.folder)
@@ -218,11 +219,13 @@ class TransformersJsFolder(Target):
         return OnnxGraph().compare(replace(outgoing, folder=outgoing.folder / "onnx"))
 
 
-def _metadata(outgoing: OutgoingModel) -> dict[str, str]:
+def _make_metadata(outgoing: OutgoingModel) -> dict[str, str]:
     """Return the metadata that is stored in a graph's file."""
-    config, problem_type = outgoing.config, problem_type_of(outgoing.config)
+    problem_type = get_problem_type(outgoing.config)
     return {
-        "labels": json.dumps({int(index): label for index, label in config.id2label.items()}, ensure_ascii=False),
+        "labels": json.dumps(
+            {int(index): label for index, label in outgoing.config.id2label.items()}, ensure_ascii=False
+        ),
         "processor": json.dumps(outgoing.processor.to_dict(), ensure_ascii=False, default=str),
         "image_sizes": _describe_sizes(outgoing),
         "takes": outgoing.takes,
@@ -296,7 +299,7 @@ def _describe_sizes(outgoing: OutgoingModel) -> str:
     if (size := _find_only_size(outgoing)) is not None:
         return f"{size[0]}x{size[1]} px"
     height, width = outgoing.sizes.patch_stride
-    return f"{'multiples of' if only_whole_patches(outgoing.sizes) else 'at least'} {height}x{width} px"
+    return f"{'multiples of' if needs_whole_patches(outgoing.sizes) else 'at least'} {height}x{width} px"
 
 
 def _choose_sizes(outgoing: OutgoingModel) -> list[tuple[int, int]]:

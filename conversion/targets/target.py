@@ -16,13 +16,13 @@ import torch
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.origins.origin import COMPUTATIONS, TRANSFORMS, KeyRule, Origin, axis_factor
-from hf_vit.conversion.planning import HEADS, POSITION_TABLE, listing
+from hf_vit.conversion.origins.origin import COMPUTATIONS, TRANSFORMS, KeyRule, Origin, split_axis
+from hf_vit.conversion.planning import HEADS, POSITION_TABLE, format_listing
 from hf_vit.conversion.targets.graphs.int8 import Calibration
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import Mode
 from hf_vit.errors import UserError
-from hf_vit.families import DENSE_HEADS, dense_head_of, problem_type_of
+from hf_vit.families import DENSE_HEADS, find_head_type, get_problem_type
 from hf_vit.models.configuration_hf_vit import PROBLEM_TYPES, as_pair
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 
@@ -57,9 +57,9 @@ DENSE_OUTPUTS = {
 }
 
 
-def dense_outputs(model: PreTrainedModel) -> list[str] | None:
+def describe_dense_outputs(model: PreTrainedModel) -> list[str] | None:
     """Return the graph's outputs for a dense prediction model, [] if it has no graph; None for other models."""
-    head = dense_head_of(getattr(model.config, "model_type", None))
+    head = find_head_type(getattr(model.config, "model_type", None))
     return None if head is None else DENSE_OUTPUTS.get(head.name, [])
 
 
@@ -71,7 +71,7 @@ class DenseSizes:
     num_channels: int
     patch_stride: tuple[int, int]  # px; sides must be multiples of it, so that no map is rounded
     grid: tuple[int, int]  # number of these strides in the nominal image
-    stage_depths: tuple[int, ...] = ()  # set, as sides must be multiples; see `only_whole_patches`
+    stage_depths: tuple[int, ...] = ()  # set, as sides must be multiples; see `needs_whole_patches`
 
     @classmethod
     def from_model(cls, model: PreTrainedModel) -> "DenseSizes":
@@ -114,7 +114,7 @@ class OutgoingModel:
     @property
     def output_names(self) -> list[str]:
         """Return the graph's outputs: logits and the head's input, tokens of a bare model, or those of a dense head."""
-        if (names := dense_outputs(self.model)) is not None:
+        if (names := describe_dense_outputs(self.model)) is not None:
             return names
         return ["logits", "features"] if self.has_head else ["last_hidden_state"]
 
@@ -126,7 +126,7 @@ class OutgoingModel:
     @property
     def is_dense(self) -> bool:
         """Return whether the model is a dense predictor."""
-        return dense_outputs(self.model) is not None
+        return describe_dense_outputs(self.model) is not None
 
     @property
     def sizes(self) -> Any:
@@ -187,9 +187,9 @@ class Target(ABC):
 
     def part_for(self, config: PreTrainedConfig) -> Part:
         """Return the part of the target that takes a model of this config."""
-        return Part(self.title, (self.tables or {})[config.model_type], self.expresses, self.objections)
+        return Part(self.title, (self.tables or {})[config.model_type], self.expresses, self.list_objections)
 
-    def objections(self, config: PreTrainedConfig, has_head: bool) -> Mapping[str, object]:
+    def list_objections(self, config: PreTrainedConfig, has_head: bool) -> Mapping[str, object]:
         """Return further settings that the target cannot express, see `Part`."""
         return {}
 
@@ -224,13 +224,13 @@ class Target(ABC):
         """Raise a UserError that lists all settings that the target cannot express, if there are any."""
         config = model.config
         class_name = type(model).__name__
-        outputs = dense_outputs(model)
+        outputs = describe_dense_outputs(model)
         if outputs is not None:
             self._refuse_dense(class_name, outputs)
             return
         if not class_name.endswith(("Model", "ForImageClassification")):
             raise UserError(f"{class_name} cannot be exported; give a classifier or a model without a head")
-        problem_type = problem_type_of(model) if has_head(model) else None
+        problem_type = get_problem_type(model) if has_head(model) else None
         if problem_type is not None and problem_type not in self.problem_types:
             raise UserError(
                 f"{self.title} only supports single-label classifiers, but this model has "
@@ -284,8 +284,8 @@ class Target(ABC):
         arrays = dict[str, torch.Tensor]()
         exported = set[str]()
 
-        def size_of(axis: str) -> int:
-            factor, letter = axis_factor(axis)
+        def measure_axis(axis: str) -> int:
+            factor, letter = split_axis(axis)
             return factor * (sizes[letter] if letter else 1)
 
         for rule in _select_rules(part.table, model.config):
@@ -293,12 +293,12 @@ class Target(ABC):
                 blocks = [rule.for_block(i).parameter for i in range(model.config.num_hidden_layers)]
                 if blocks and all(name in state for name in blocks):
                     per_block = TRANSFORMS[rule.transform]
-                    shape = [size_of(axis) for axis in rule.axes if axis != "N"]
+                    shape = [measure_axis(axis) for axis in rule.axes if axis != "N"]
                     values = [per_block.revert(state[name], shape) for name in blocks]
                     arrays[self.spell(rule.key, model)] = torch.stack(values, dim=rule.stack_axis)
                     exported.update(blocks)
             elif all(name in state for name in rule.parameters) and not exported.issuperset(rule.parameters):
-                shape = list(map(size_of, rule.axes))
+                shape = list(map(measure_axis, rule.axes))
                 shape[0] //= len(rule.parameters)
                 reverted = [TRANSFORMS[rule.transform].revert(state[name], shape) for name in rule.parameters]
                 arrays[self.spell(rule.key, model)] = torch.cat(reverted)
@@ -318,7 +318,8 @@ def _refuse_unexported(part: Any, unexported: Mapping[str, torch.Tensor]) -> Non
             missing.append(f"{name} (its values are not zero)")
     if missing:
         raise UserError(
-            f"{part.title} has no weights for {listing('parameters', missing)}, so nothing was written; use --to onnx"
+            f"{part.title} has no weights for {format_listing('parameters', missing)}, so nothing was written; "
+            "use --to onnx"
         )
 
 
@@ -338,7 +339,8 @@ def _select_rules(origin: Origin, config: PreTrainedConfig) -> list[KeyRule]:
 
 def _collect_sizes(config: Any, state: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """Return the size of every axis letter of key tables."""
-    stem, heads = getattr(config, "stem_patch_size", None), getattr(config, "num_attention_heads", 1)
+    stem = getattr(config, "stem_patch_size", None)
+    heads = getattr(config, "num_attention_heads", 1)
     patch = config.patch_stride if stem is None else (stem, stem)
     return {
         "P": patch[0],
@@ -369,11 +371,11 @@ def join_outputs(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def has_head(model: PreTrainedModel) -> bool:
     """Return whether the model is a classifier."""
-    return dense_outputs(model) is None and any(name.startswith(HEADS) for name in model.state_dict())
+    return describe_dense_outputs(model) is None and any(name.startswith(HEADS) for name in model.state_dict())
 
 
 @torch.no_grad()
-def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
+def measure_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
     """Return the largest difference, relative to the largest expected value if that exceeds 1; NaN if one is NaN."""
     return float((expected - actual).abs().max()) / max(1.0, float(expected.abs().max()))
 

@@ -16,7 +16,7 @@ from hf_vit.conversion.origins import aim, timm_eva
 from hf_vit.conversion.origins import timm as timm_tables
 from hf_vit.conversion.origins.beside import RESAMPLE
 from hf_vit.conversion.targets.graphs.preprocessing import scale_of
-from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target, largest_difference
+from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target, measure_difference
 from hf_vit.errors import UserError
 
 # Architectures by eps and type of MLP, which arguments cannot change; arguments set everything else, heads too.
@@ -98,9 +98,9 @@ def _make_vit_arguments(config: Any) -> dict[str, Any]:
         config.pooling == "map" and config.has_class_token
     )
     return {
-        "mlp_ratio": _ratio(config.intermediate_size * (2 if is_swiglu else 1), config.hidden_size),
+        "mlp_ratio": _compute_ratio(config.intermediate_size * (2 if is_swiglu else 1), config.hidden_size),
         "act_layer": "silu" if is_swiglu else _ACTIVATIONS[config.hidden_act],
-        **_token_arguments(config),
+        **_make_token_arguments(config),
         "pre_norm": config.norm_before_layers,
         "final_norm": config.norm_after_pooling is not None,
         "fc_norm": bool(config.norm_after_pooling),
@@ -110,7 +110,7 @@ def _make_vit_arguments(config: Any) -> dict[str, Any]:
     }
 
 
-def _token_arguments(config: Any) -> dict[str, Any]:
+def _make_token_arguments(config: Any) -> dict[str, Any]:
     """Return the arguments that timm's VisionTransformer and Eva have, and AIMv2 does not need."""
     return {
         "qkv_bias": config.qkv_bias,
@@ -148,9 +148,9 @@ def _make_eva_arguments(config: Any) -> dict[str, Any]:
             arguments[name] = next(theirs for theirs, ours in values.items() if ours == getattr(config, setting))
     pooling_width = config.pooling_intermediate_size or config.intermediate_size
     return arguments | {
-        "mlp_ratio": _ratio(config.intermediate_size, config.hidden_size),
-        "attn_pool_mlp_ratio": _ratio(pooling_width, config.hidden_size),
-        **_token_arguments(config),
+        "mlp_ratio": _compute_ratio(config.intermediate_size, config.hidden_size),
+        "attn_pool_mlp_ratio": _compute_ratio(pooling_width, config.hidden_size),
+        **_make_token_arguments(config),
         "attn_type": "rope" if config.qkv_bias and config.key_bias else "eva",
         "qkv_fused": True,
         "swiglu_mlp": config.mlp_type == "swiglu",
@@ -197,7 +197,7 @@ AIMV2 = Kind(
     | {"pooling": ("gap",), "hidden_act": ANY},
     lambda config, has_head: {},
     lambda config: "aimv2_large_patch14_224",
-    lambda config: {"mlp_ratio": _ratio(config.intermediate_size, config.hidden_size)},
+    lambda config: {"mlp_ratio": _compute_ratio(config.intermediate_size, config.hidden_size)},
     aim.TIMM_MODULES | aim.TIMM_LAYERS,
 )
 
@@ -227,7 +227,7 @@ NAFLEX = Kind(
 )
 
 
-def kind_of(config: Any) -> Kind:
+def find_kind(config: Any) -> Kind:
     """Return the class that fits the model, or that comes closest."""
     if _is_hybrid(config):
         return HYBRID
@@ -236,10 +236,9 @@ def kind_of(config: Any) -> Kind:
         return NAFLEX
     if config.norm_on_patches:
         return AIMV2
-    has_key_bias_alone = config.qkv_bias and not config.key_bias
-    if config.rotary_embedding is None and not (
-        has_key_bias_alone or config.norm_after_branches or config.norm_in_attention or config.norm_in_mlp
-    ):
+    lacks_key_bias = config.qkv_bias and not config.key_bias
+    has_inner_norms = config.norm_after_branches or config.norm_in_attention or config.norm_in_mlp
+    if config.rotary_embedding is None and not lacks_key_bias and not has_inner_norms:
         return VIT
     if config.mlp_type == "swiglu" and config.norm_in_mlp:  # with gate and values in two layers
         return replace(EVA, table=replace(EVA.table, rules=tuple(r for r in EVA.table.rules if ".w12." not in r.key)))
@@ -256,14 +255,14 @@ class TimmFolder(Target):
     libraries = (("timm",), "timm")
 
     def part_for(self, config: PreTrainedConfig) -> Part:
-        return kind_of(config)
+        return find_kind(config)
 
     def write(self, outgoing: OutgoingModel) -> None:
         """Write config.json and the weights."""
         config = outgoing.config
         num_classes = outgoing.config.num_labels if outgoing.has_head else 0
         config_file = {
-            "architecture": kind_of(config).architecture(config),
+            "architecture": find_kind(config).architecture(config),
             "num_classes": num_classes,
             "num_features": config.hidden_size,
             "global_pool": _POOLINGS[config.pooling],
@@ -290,13 +289,13 @@ class TimmFolder(Target):
         model: Any = timm.create_model(f"local-dir:{outgoing.folder}", pretrained=True).eval()
         images, expected_results = outgoing.probe()
         results = model(images) if outgoing.has_head else model.forward_features(images)
-        return largest_difference(expected_results, results), f"timm {timm.__version__}"
+        return measure_difference(expected_results, results), f"timm {timm.__version__}"
 
     def spell(self, key: str, model: PreTrainedModel) -> str:
         """Return timm's key for one of the table."""
         if key.startswith("norm.") and model.config.norm_after_pooling:
             return f"fc_{key}"
-        for normal, timms in kind_of(model.config).spellings.items():
+        for normal, timms in find_kind(model.config).spellings.items():
             key = key.replace(normal, timms)
         return _spell_stem(key, model.config)
 
@@ -326,12 +325,12 @@ def _make_arguments(outgoing: OutgoingModel, num_classes: int) -> dict[str, Any]
         "depth": config.num_hidden_layers,
         "num_heads": config.num_attention_heads,
         "global_pool": _POOLINGS[config.pooling],
-        **kind_of(config).arguments(config),
-        **({"dynamic_img_size": True} if is_resized and kind_of(config) is VIT else {}),
+        **find_kind(config).arguments(config),
+        **({"dynamic_img_size": True} if is_resized and find_kind(config) is VIT else {}),
     }
 
 
-def _ratio(width: int, hidden_size: int) -> float:
+def _compute_ratio(width: int, hidden_size: int) -> float:
     """Return the ratio from which timm computes a width, which it rounds down."""
     ratio = width / hidden_size
     return ratio if int(hidden_size * ratio) == width else math.nextafter(ratio, math.inf)
@@ -362,7 +361,7 @@ def _make_pretrained_config(outgoing: OutgoingModel, num_classes: int) -> dict[s
         "num_classes": num_classes,
         "first_conv": _spell_stem("patch_embed.backbone.stem.conv", config)
         if _is_hybrid(config)
-        else kind_of(config).spellings.get("patch_embed.proj.", "patch_embed.proj").rstrip("."),
+        else find_kind(config).spellings.get("patch_embed.proj.", "patch_embed.proj").rstrip("."),
         "classifier": ["head", "head_dist"] if config.has_distillation_head else "head",
     }
     if num_classes and config.id2label != {i: f"LABEL_{i}" for i in range(num_classes)}:
@@ -374,7 +373,7 @@ def _find_input_size(outgoing: OutgoingModel) -> tuple[int, int]:
     """Return the images that preprocessing gives, if timm has no table or resizes it as we do; else nominal ones."""
     processor, config = outgoing.processor, outgoing.config
     pixels = dict(processor.crop_size) if processor.do_center_crop else dict(processor.size)
-    kind = kind_of(config)
+    kind = find_kind(config)
     resizes = kind is NAFLEX or (kind is VIT and config.position_interpolation == "bicubic_antialias")
     takes_any = (resizes or config.position_embedding == "none") and {"height", "width"} <= pixels.keys()
     return (pixels["height"], pixels["width"]) if takes_any else outgoing.nominal_size
@@ -382,7 +381,8 @@ def _find_input_size(outgoing: OutgoingModel) -> tuple[int, int]:
 
 def _find_cropping(outgoing: OutgoingModel) -> tuple[str, float]:
     """Return timm's (crop_mode, crop_pct) for the processor's steps; raise a UserError if timm cannot express them."""
-    processor, (height, width) = outgoing.processor, _find_input_size(outgoing)
+    processor = outgoing.processor
+    height, width = _find_input_size(outgoing)
     size = dict(processor.size)
     crop = dict(processor.crop_size) if processor.do_center_crop else dict(processor.size)
     mode = "center" if "shortest_edge" in size else "squash"

@@ -15,9 +15,9 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.conversion.origins import clip
 from hf_vit.conversion.origins import transformers as tables
-from hf_vit.conversion.origins.origin import dense, square_or_pair
+from hf_vit.conversion.origins.origin import dense, shorten_pair
 from hf_vit.conversion.planning import HEADS
-from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target, has_head, largest_difference
+from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target, has_head, measure_difference
 
 VIT_TYPE = "hf_vit"
 _HEADS = (*HEADS, "visual_projection.")  # keys outside of the bare model
@@ -37,7 +37,7 @@ class Kind(Part):
     fields: Callable[[Any], dict[str, Any]]  # config -> fields of transformers' config that not all classes have
 
 
-def _vit_class(config: Any, has_head: bool) -> str:
+def _choose_vit_class(config: Any, has_head: bool) -> str:
     """Return the name of transformers' ViT or DeiT class."""
     if not config.use_distillation_token:
         return "ViTForImageClassification" if has_head else "ViTModel"
@@ -45,7 +45,7 @@ def _vit_class(config: Any, has_head: bool) -> str:
     return f"DeiTForImageClassification{teacher}" if has_head else "DeiTModel"
 
 
-def _vit_fields(config: Any) -> dict[str, Any]:
+def _make_vit_fields(config: Any) -> dict[str, Any]:
     """Return the fields of a ViT's config that not all classes have."""
     pooler = {"pooler_output_size": config.representation_size or config.hidden_size, "pooler_act": "tanh"}
     return {name: getattr(config, name) for name in ("intermediate_size", *_DROPOUT)} | pooler
@@ -60,24 +60,24 @@ VIT = Kind(
         f"representation_size={config.representation_size} before a classifier": has_head
         and config.representation_size is not None
     },
-    _vit_class,
-    _vit_fields,
+    _choose_vit_class,
+    _make_vit_fields,
 )
 
 
-def _tower_fields(config: Any) -> dict[str, Any]:
+def _make_tower_fields(config: Any) -> dict[str, Any]:
     """Return the fields of a tower's config that not all classes have."""
     dropout = config.attention_probs_dropout_prob
     return {"intermediate_size": config.intermediate_size, "attention_dropout": dropout}
 
 
-def _other_than_squares(config: Any) -> dict[str, object]:
+def _list_unequal_sides(config: Any) -> dict[str, object]:
     """Name images and patches that are not square."""
     sides = {"image_size": config.nominal_size, "patch_size": config.patch_stride}
     return {f"{name}={pair} (only squares)": pair[0] != pair[1] for name, pair in sides.items()}
 
 
-def _tower_objections(config: Any, has_head: bool) -> Mapping[str, object]:
+def _list_tower_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     """Name settings that CLIP or SigLIP lacks.
 
     With a head, only CLIP's class token matters, so norms before or after pooling are equivalent.
@@ -86,31 +86,31 @@ def _tower_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     return {
         "norm_after_pooling=False without a head": is_clip and not (config.norm_after_pooling or has_head),
         "pooling='map' before a classifier": not is_clip and has_head and config.pooling == "map",
-    } | _other_than_squares(config)
+    } | _list_unequal_sides(config)
 
 
 CLIP = Kind(
     "transformers' CLIP",
     clip.CLIP,
     _ANY_CONSTANTS | {"norm_before_layers": (True,), "norm_after_pooling": (True, False)},
-    _tower_objections,
+    _list_tower_objections,
     lambda config, has_head: "CLIPVisionModel" + ("WithProjection" if has_head else ""),
-    lambda config: _tower_fields(config) | {"projection_dim": config.num_labels},
+    lambda config: _make_tower_fields(config) | {"projection_dim": config.num_labels},
 )
 SIGLIP = Kind(
     "transformers' SigLIP",
     clip.SIGLIP,
     _ANY_CONSTANTS | {"pooling": ("map", "gap")},
-    _tower_objections,
+    _list_tower_objections,
     lambda config, has_head: "SiglipForImageClassification" if has_head else "SiglipVisionModel",
-    lambda config: _tower_fields(config) | {"vision_use_head": config.pooling == "map"},
+    lambda config: _make_tower_fields(config) | {"vision_use_head": config.pooling == "map"},
 )
 SIGLIP2 = Kind(
     "transformers' SigLIP 2",
     clip.SIGLIP2,
     SIGLIP.expresses,
     lambda config, has_head: (
-        dict(_tower_objections(config, has_head))
+        dict(_list_tower_objections(config, has_head))
         | {f"positions of {config.grid[0]}x{config.grid[1]} patches (only squares)": config.grid[0] != config.grid[1]}
     ),
     lambda config, has_head: f"Siglip2{'ForImageClassification' if has_head else 'VisionModel'}",
@@ -129,7 +129,7 @@ def compute_mlp_ratio(config: Any) -> int | None:
     return next((ratio for ratio, width in widths.items() if width == config.intermediate_size), None)
 
 
-def _dinov2_fields(config: Any) -> dict[str, Any]:
+def _make_dinov2_fields(config: Any) -> dict[str, Any]:
     """Return the fields of DINOv2's config that not all classes have."""
     registers = config.num_register_tokens
     return {name: getattr(config, name) for name in _DROPOUT} | {
@@ -160,11 +160,11 @@ DINOV2 = Kind(
         + ("WithRegisters" if config.num_register_tokens else "")
         + ("ForImageClassification" if has_head else "Model")
     ),
-    _dinov2_fields,
+    _make_dinov2_fields,
 )
 
 
-def _dinov3_fields(config: Any) -> dict[str, Any]:
+def _make_dinov3_fields(config: Any) -> dict[str, Any]:
     """Return the fields of DINOv3's config; its SwiGLU has its activation in `hidden_act`."""
     is_gated = config.mlp_type == "swiglu"
     return {
@@ -209,7 +209,7 @@ DINOV3 = Kind(
         "layer_scale_init_value=None": config.layer_scale_init_value is None,
     },
     lambda config, has_head: "DINOv3ViTModel",
-    _dinov3_fields,
+    _make_dinov3_fields,
 )
 AIMV2 = Kind(
     "transformers' AIMv2",
@@ -218,10 +218,10 @@ AIMV2 = Kind(
     | {"norm_type": ("rmsnorm",), "norm_on_patches": (True,), "mlp_type": ("swiglu",), "pooling": ("gap",)}
     | dict.fromkeys(("qkv_bias", "projection_bias", "mlp_bias"), (False,))
     | {"position_embedding": ("learned", "sincos_2d_mae")},
-    lambda config, has_head: {"a classifier (it has none for AIMv2)": has_head} | _other_than_squares(config),
+    lambda config, has_head: {"a classifier (it has none for AIMv2)": has_head} | _list_unequal_sides(config),
     lambda config, has_head: "Aimv2VisionModel",
     lambda config: (
-        _tower_fields(config)
+        _make_tower_fields(config)
         | {"hidden_act": "silu", "rms_norm_eps": config.layer_norm_eps, "use_head": False}
         | {"is_native": config.position_embedding == "sincos_2d_mae"}
     ),
@@ -229,7 +229,7 @@ AIMV2 = Kind(
 KINDS = (VIT, CLIP, SIGLIP, SIGLIP2, DINOV2, DINOV3, AIMV2)
 
 
-def kind_of(config: Any) -> Kind:
+def find_kind(config: Any) -> Kind:
     """Return the classes that fit the model, or that come closest."""
     if config.norm_before_layers:
         return CLIP
@@ -253,19 +253,19 @@ class TransformersFolder(Target):
     tables = MappingProxyType({VIT_TYPE: VIT.table})
 
     def part_for(self, config: PreTrainedConfig) -> Part:
-        return kind_of(config)
+        return find_kind(config)
 
     def write(self, outgoing: OutgoingModel) -> None:
         """Write config.json, the weights and the image processor."""
         hf_vit_config = outgoing.config
-        model_class = _model_class(hf_vit_config, outgoing.has_head)
+        model_class = _get_model_class(hf_vit_config, outgoing.has_head)
         sizes = {
-            "image_size": square_or_pair(hf_vit_config.nominal_size),
-            "patch_size": square_or_pair(hf_vit_config.patch_stride),
+            "image_size": shorten_pair(hf_vit_config.nominal_size),
+            "patch_size": shorten_pair(hf_vit_config.patch_stride),
         }
         fields = {name: getattr(hf_vit_config, name) for name in _COPIED}
         fields |= {name: list(size) if isinstance(size, tuple) else size for name, size in sizes.items()}
-        fields |= kind_of(hf_vit_config).fields(hf_vit_config)
+        fields |= find_kind(hf_vit_config).fields(hf_vit_config)
         has_two_towers = "vision_config" in model_class.config_class.sub_configs  # as SigLIP's classifier has
         config = model_class.config_class(**({"vision_config": fields} if has_two_towers else fields))
         if outgoing.has_head:
@@ -280,20 +280,20 @@ class TransformersFolder(Target):
     @torch.no_grad()
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
         """Load the folder with transformers and compare its results."""
-        model_class = _model_class(outgoing.config, outgoing.has_head)
+        model_class = _get_model_class(outgoing.config, outgoing.has_head)
         model = model_class.from_pretrained(outgoing.folder, **_make_options(outgoing)).eval()
         images, expected_results = outgoing.probe()
-        is_siglip2 = kind_of(outgoing.config) is SIGLIP2
+        is_siglip2 = find_kind(outgoing.config) is SIGLIP2
         output = model(**_make_siglip2_inputs(images, outgoing.config) if is_siglip2 else {"pixel_values": images})
         if outgoing.has_head:
-            difference = largest_difference(
+            difference = measure_difference(
                 expected_results, output["image_embeds" if "image_embeds" in output else "logits"]
             )
         else:
-            difference = largest_difference(expected_results, output.last_hidden_state)
+            difference = measure_difference(expected_results, output.last_hidden_state)
             if output.pooler_output is not None:
                 pooled = outgoing.model(images).pooler_output
-                difference = max(difference, largest_difference(pooled, output.pooler_output))
+                difference = max(difference, measure_difference(pooled, output.pooler_output))
         return difference, f"transformers {version('transformers')}"
 
     def spell(self, key: str, model: PreTrainedModel) -> str:
@@ -303,21 +303,21 @@ class TransformersFolder(Target):
             return f"cls_{key}" if config.has_distillation_head and key.startswith("classifier.") else key
         if not has_head(model):
             return key
-        is_tower = kind_of(config) in (CLIP, SIGLIP, SIGLIP2)
-        return f"{'vision_model' if is_tower else _model_class(config, True).base_model_prefix}.{key}"
+        is_tower = find_kind(config) in (CLIP, SIGLIP, SIGLIP2)
+        return f"{'vision_model' if is_tower else _get_model_class(config, True).base_model_prefix}.{key}"
 
 
-def _model_class(config: PreTrainedConfig, has_head: bool) -> Any:
+def _get_model_class(config: PreTrainedConfig, has_head: bool) -> Any:
     """Return transformers' class for a config."""
     import transformers
 
-    return getattr(transformers, kind_of(config).class_name(config, has_head))
+    return getattr(transformers, find_kind(config).class_name(config, has_head))
 
 
 def _make_processor(outgoing: OutgoingModel) -> Any:
     """Return the image processor for the class; SigLIP 2's keeps the shape of images."""
     processor, config = outgoing.processor, outgoing.config
-    if kind_of(config) is not SIGLIP2:
+    if find_kind(config) is not SIGLIP2:
         return processor
     from transformers import Siglip2ImageProcessor
 
@@ -345,7 +345,7 @@ def _make_siglip2_inputs(images: torch.Tensor, config: Any) -> dict[str, torch.T
 
 def _make_options(outgoing: OutgoingModel) -> dict[str, Any]:
     """Return further arguments of the class: a bare ViT may have a pooler or not."""
-    if outgoing.has_head or kind_of(outgoing.config) is not VIT:
+    if outgoing.has_head or find_kind(outgoing.config) is not VIT:
         return {}
     return {"add_pooling_layer": outgoing.config.representation_size is not None}
 
@@ -353,8 +353,9 @@ def _make_options(outgoing: OutgoingModel) -> dict[str, Any]:
 def _add_missing_arrays(outgoing: OutgoingModel) -> dict[str, torch.Tensor]:
     """Return the arrays with those that only transformers has: mask tokens, and DINOv2's head for token and mean."""
     arrays, config = outgoing.arrays, outgoing.config
-    if kind_of(config) is DINOV3:
-        shape, dtype = (1, 1, config.hidden_size), outgoing.model.dtype
+    if find_kind(config) is DINOV3:
+        shape = (1, 1, config.hidden_size)
+        dtype = outgoing.model.dtype
         arrays = {
             key.replace(".mlp.fc1.", ".mlp.up_proj.").replace(".mlp.fc2.", ".mlp.down_proj."): array
             for key, array in arrays.items()
@@ -364,7 +365,7 @@ def _add_missing_arrays(outgoing: OutgoingModel) -> dict[str, torch.Tensor]:
             "embeddings.register_tokens": torch.zeros(1, 0, config.hidden_size, dtype=dtype),
             **arrays,
         }
-    if kind_of(config) is not DINOV2:
+    if find_kind(config) is not DINOV2:
         return arrays
     if outgoing.has_head and config.pooling != "token_and_gap":
         weight = arrays["classifier.weight"]

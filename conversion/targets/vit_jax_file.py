@@ -66,8 +66,9 @@ class VitJaxFile(Target):
         )
         return 0.0 if is_same else float("nan"), "a conversion back, parameter by parameter"
 
-    def objections(self, config: PreTrainedConfig, has_head: bool) -> Mapping[str, object]:
+    def list_objections(self, config: PreTrainedConfig, has_head: bool) -> Mapping[str, object]:
         """Name grids that the original code would resample wrongly, as it takes them for square ones."""
-        (h, w), side = config.grid, math.isqrt(math.prod(config.grid))
+        h, w = config.grid
+        side = math.isqrt(math.prod(config.grid))
         is_misread = h != w and side**2 == h * w and config.model_type != "hf_mixer"
         return {f"a patch grid of {h}x{w} (the original code reads its {h * w} rows as {side}x{side})": is_misread}

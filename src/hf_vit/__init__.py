@@ -9,10 +9,10 @@ import sys
 # Where torchao is installed, transformers imports it, and torch complains of it (torchao 0.18 with torch 2.13).
 logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum subclass" not in record.msg)
 
-from hf_vit.environment import lazy_names  # noqa: E402
+from hf_vit.environment import make_lazy_names  # noqa: E402
 
 __version__ = "0.2.0"
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = make_lazy_names(__name__, __file__)
 
 # `python -m hf_vit` imports this before the program, whose help needs no library; its commands register themselves.
 if sys.argv[:1] != ["-m"]:

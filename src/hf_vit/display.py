@@ -25,12 +25,12 @@ class Displayed:
         return f"<table><caption>{type(self).__name__}</caption>{''.join(cells)}</table>"
 
 
-def shortened(names: list[str], most: int = 10) -> str:
+def shorten_list(names: list[str], most: int = 10) -> str:
     """Return the first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
-def amount(number: float) -> str:
+def format_amount(number: float) -> str:
     """Return a number as people read it: 139.9k, 4.02M, 17.6G."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
@@ -38,7 +38,7 @@ def amount(number: float) -> str:
     return str(number)
 
 
-def progress_bar(title: str, unit: str = "", is_hidden: bool = False) -> "Progress":
+def make_progress_bar(title: str, unit: str = "", is_hidden: bool = False) -> "Progress":
     """Return a bar on standard error that disappears at the end; hidden where that is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -46,10 +46,11 @@ _PACKAGES = ("hf-vit", "torch", "torchvision", "transformers", "datasets", "hugg
 # Parameters of mallopt(3): larger blocks are mapped separately and unmapped when freed (older C libraries accept up to
 # 32 MiB); free memory at the end of the heap is kept up to the trim threshold.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
-_MAPPED_FROM, _TRIMMED_FROM = (2**28, 2**25), 2**30
+_MAPPED_FROM = (2**28, 2**25)
+_TRIMMED_FROM = 2**30
 
 
-def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def make_lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` for a package that imports its names on first use.
 
     Args:
@@ -88,7 +89,7 @@ def require(*modules: str, purpose: str, extra: str | None = None) -> None:
         raise UserError(_describe_missing(purpose, missing, extra))
 
 
-def missing_library(error: ImportError) -> str | None:
+def describe_missing_library(error: ImportError) -> str | None:
     """Return a message with the pip command if an optional library could not be imported; None for other modules."""
     name = (error.name or "").partition(".")[0]
     return _describe_missing("this", [name]) if name in LIBRARIES else None
@@ -109,7 +110,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def versions() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
     """Return the versions of Python and of the installed libraries that affect numerical results."""
     return dict(_read_versions())
 
@@ -124,7 +125,7 @@ def _read_versions() -> Mapping[str, str]:
     return library_versions
 
 
-def hardware(device: str | None = None) -> dict[str, Any]:
+def read_hardware(device: str | None = None) -> dict[str, Any]:
     """Return facts about the machine: CPU or GPU model, usable cores, memory in GiB; never its host name.
 
     Args:
@@ -136,11 +137,12 @@ def hardware(device: str | None = None) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     facts: dict[str, Any] = {
         "device": "cpu",
-        "name": cpu_name(),
+        "name": read_cpu_name(),
         "cores": cores,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
     }
-    device_type = torch.device(device).type if device else ("cuda" if torch.cuda.is_available() else "cpu")
+    default_type = "cuda" if torch.cuda.is_available() else "cpu"
+    device_type = torch.device(device).type if device else default_type
     if device_type == "cuda" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.device(device or "cuda"))
         facts |= {
@@ -155,7 +157,7 @@ def hardware(device: str | None = None) -> dict[str, Any]:
     return facts
 
 
-def cpu_name() -> str:
+def read_cpu_name() -> str:
     """Return the processor's model name as the system reports it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -164,7 +166,7 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def cpu_capabilities() -> Mapping[str, Any]:
+def get_cpu_capabilities() -> Mapping[str, Any]:
     """Return what torch knows about this CPU's instructions; empty in torch 2.11, the oldest supported version."""
     import torch
 
@@ -174,7 +176,7 @@ def cpu_capabilities() -> Mapping[str, Any]:
 
 def emulates_bfloat16() -> bool:
     """Return whether this CPU lacks bfloat16 instructions, so that products take 3 to 4 times as long as in float32."""
-    capabilities = cpu_capabilities()
+    capabilities = get_cpu_capabilities()
     return capabilities.get("architecture") == "x86_64" and not (
         capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
     )
@@ -192,7 +194,7 @@ def has_avx2_alone() -> bool:
 
 def sums_int8_in_16_bits() -> bool:
     """Return whether this CPU adds two int8 products in 16 bits, which may saturate: x86 without VNNI."""
-    capabilities = cpu_capabilities()
+    capabilities = get_cpu_capabilities()
     return platform.machine() in ("x86_64", "AMD64") and not (
         capabilities.get("avx512_vnni") or capabilities.get("avx_vnni")
     )

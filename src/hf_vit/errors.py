@@ -29,7 +29,7 @@ _OTHER_REMEDIES = {
 }
 
 
-def one_line(value: object) -> str:
+def to_one_line(value: object) -> str:
     """Return the value's text in one line, without control characters and marks that change the writing direction."""
     text_with_spaces = "".join(
         " " if unicodedata.category(character) in ("Cc", "Zl", "Zp") else character for character in str(value)
@@ -53,7 +53,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def enough_memory(purpose: str, remedy: str) -> Generator[None]:
+def report_full_memory(purpose: str, remedy: str) -> Generator[None]:
     """Turn running out of memory in a block into an error of one line.
 
     Args:
@@ -71,7 +71,7 @@ def enough_memory(purpose: str, remedy: str) -> Generator[None]:
         raise UserError(f"out of memory for {purpose}; {remedy}") from error
 
 
-def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
+def explain_refusal(error: BaseException, elsewhere: bool = True) -> str | None:
     """Return why the system refused to write and the remedy; None for any other error.
 
     Args:
@@ -86,7 +86,8 @@ def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
         number = errno.ENOSPC
         reason = "torch could not write a file to its end, probably because the disk is full"
     elif os_error is not None:
-        number, reason = int(os_error[1]), os.strerror(int(os_error[1]))
+        number = int(os_error[1])
+        reason = os.strerror(int(os_error[1]))
     else:
         return None
     if number not in _DISK_REMEDIES:
@@ -94,11 +95,11 @@ def refusal(error: BaseException, elsewhere: bool = True) -> str | None:
     return f"{reason}; {_DISK_REMEDIES[number]}{', or choose a folder on another disk' if elsewhere else ''}"
 
 
-def strict_reason(error: Exception) -> str:
+def get_strict_reason(error: Exception) -> str:
     """Return why a strict config refused its values, which is the last line of the error."""
     return str(error).splitlines()[-1].strip().removeprefix("ValueError: ").removeprefix("TypeError: ")
 
 
-def first_line(error: BaseException) -> str:
+def get_first_line(error: BaseException) -> str:
     """Return the first line of an error's message that is not empty, or the error's type."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -95,17 +95,17 @@ class Family:
         recorders = outputs["hidden_states"]
         return tuple(recorder.target_class for recorder in recorders) if isinstance(recorders, list) else (recorders,)
 
-    def why_not(self, door: Door) -> str:
+    def explain_missing_class(self, door: Door) -> str:
         """Return a sentence that says why the family has no class for a task."""
         name = self.label.removeprefix("A ").removeprefix("An ")
         return f"there is no {name} for {door.replace('_', ' ')}: {self.not_applicable[door]}"
 
-    def door_of(self, class_name: object) -> Door | None:
+    def find_task(self, class_name: object) -> Door | None:
         """Return the task of a class that config.json's `architectures` names; None if it is not the family's."""
         return next((door for door, model in self.classes.items() if model.__name__ == class_name), None)
 
 
-def first_class_name(names: object) -> str:
+def get_first_class_name(names: object) -> str:
     """Return the first name of `architectures` in a config.json; "" if it has none."""
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
@@ -143,7 +143,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def family_of(model_type: object) -> Family | None:
+def find_family(model_type: object) -> Family | None:
     """Return the family with this `model_type` in config.json; None if it is not the package's."""
     return next((family for family in FAMILIES.values() if family.model_type == model_type), None)
 
@@ -194,12 +194,12 @@ DENSE_HEADS: Mapping[str, DenseHead] = {
 }
 
 
-def dense_head_of(model_type: object) -> DenseHead | None:
+def find_head_type(model_type: object) -> DenseHead | None:
     """Return the dense prediction head with this `model_type` in config.json; None for anything else."""
     return next((head for head in DENSE_HEADS.values() if head.model_type == model_type), None)
 
 
-def problem_type_of(model: Any) -> str:
+def get_problem_type(model: Any) -> str:
     """Return what the outputs of a classification head mean, as a `problem_type` of transformers.
 
     "single_label_classification": logits for a softmax; "multi_label_classification": logits for a sigmoid;
@@ -220,7 +220,7 @@ def problem_type_of(model: Any) -> str:
 
 def find_regression_reason(model: Any) -> str | None:
     """Return why the outputs of a model are values; None for a classifier."""
-    if problem_type_of(model) != "regression":
+    if get_problem_type(model) != "regression":
         return None
     if getattr(getattr(model, "config", model), "problem_type", None) == "regression":
         return 'problem_type "regression"'
@@ -231,7 +231,7 @@ def refuse_regression(model: Any, name: str, purpose: str, remedy: str = "hf-vit
     """Refuse a regression model where a classifier is needed.
 
     Args:
-        model: see `problem_type_of`.
+        model: see `get_problem_type`.
         name: name of the model.
         purpose: what needs the classifier.
         remedy: what the user can do instead.
@@ -243,7 +243,7 @@ def refuse_regression(model: Any, name: str, purpose: str, remedy: str = "hf-vit
         raise UserError(f"{purpose} needs a classifier, but {name} is a regression model ({reason}); {remedy}")
 
 
-def own_class(config: Mapping[str, Any], model_class: type[PreTrainedModel] | None = None) -> str | None:
+def find_own_class(config: Mapping[str, Any], model_class: type[PreTrainedModel] | None = None) -> str | None:
     """Return the class from outside this package that a config.json names; None if it names a class of the package.
 
     Args:
@@ -253,10 +253,11 @@ def own_class(config: Mapping[str, Any], model_class: type[PreTrainedModel] | No
     Returns:
         "module.Class" of `auto_map` if the checkpoint has the class's code, else the name alone.
     """
-    family = family_of(config.get("model_type"))
-    head = dense_head_of(config.get("model_type"))
-    classes = tuple(family.classes.values()) if family else (head.model_class,) if head else ()
-    name = first_class_name(config.get("architectures")) or None
+    family = find_family(config.get("model_type"))
+    head = find_head_type(config.get("model_type"))
+    head_classes = (head.model_class,) if head else ()
+    classes = tuple(family.classes.values()) if family else head_classes
+    name = get_first_class_name(config.get("architectures")) or None
     auto_map_field = config.get("auto_map")
     saved_class = next((member for member in classes if member.__name__ == name), None)
     requested_class = model_class or saved_class
@@ -279,7 +280,7 @@ def refuse_own_class(config: Mapping[str, Any], name: str) -> None:
     Raises:
         UserError: config.json names such a class.
     """
-    custom_class = own_class(config)
+    custom_class = find_own_class(config)
     if custom_class is not None:
         raise UserError(
             f"config.json of {name} names the class {custom_class}, which is not part of hf_vit, and commands do not "
@@ -299,7 +300,7 @@ def _find_class(model_class: Any, source: Any, options: dict[str, Any]) -> tuple
     if config is None or source is None or "trust_remote_code" not in options or model_class not in _AUTO_CLASS_OF:
         return model_class, options
     fields = {name: getattr(config, name, None) for name in ("model_type", "architectures", "auto_map")}
-    custom_class = own_class(fields, model_class)
+    custom_class = find_own_class(fields, model_class)
     if custom_class is None:
         return model_class, options
     if not options.get("trust_remote_code") or "." not in custom_class:

@@ -140,7 +140,7 @@ ROTARY: dict[str, tuple[Variant, dict[str, Any]]] = {
 }
 
 
-def variant_names() -> list[str]:
+def list_variant_names() -> list[str]:
     """Return the names of all variants, plain ones first."""
     plain_names = [f"{size}/{patch}" for size, variant in VARIANTS.items() for patch in variant.patches]
     axial_names = [f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES]
@@ -166,7 +166,7 @@ def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
     if name in HYBRIDS:
         size, stage_depths, stem_patch_size = HYBRIDS[name]
         stem: dict[str, Any] = {"stage_depths": stage_depths, "stem_patch_size": stem_patch_size}
-        return _build_config("hybrid", {**_width_fields(VARIANTS[size]), **stem, **overrides})
+        return _build_config("hybrid", {**_make_width_fields(VARIANTS[size]), **stem, **overrides})
     if name in RESNETS:
         family, stage_depths, stem_width = RESNETS[name]
         return _build_config(family, {"stage_depths": stage_depths, "stem_width": stem_width, **overrides})
@@ -177,14 +177,14 @@ def variant_config(name: str, **overrides: Any) -> HfBaseConfig:
         return _build_config("mixer", {"num_hidden_layers": layers, **widths, "patch_size": int(patch), **overrides})
     if size in ROTARY and patch.isdecimal():
         variant, fields = ROTARY[size]
-        return _build_config("plain", {**_width_fields(variant), **fields, "patch_size": int(patch), **overrides})
+        return _build_config("plain", {**_make_width_fields(variant), **fields, "patch_size": int(patch), **overrides})
     match = re.fullmatch(r"(?:ViT-)?(Axial-|Local-)?([A-Za-z0-9]+)/(\d+)", name)
     if match is None or match[2] not in VARIANTS:
-        suggestions = difflib.get_close_matches(name, variant_names(), n=3, cutoff=0.3) or variant_names()
+        suggestions = difflib.get_close_matches(name, list_variant_names(), n=3, cutoff=0.3) or list_variant_names()
         raise UserError(
             f"the variant '{name}' is unknown; give one of the form SIZE/PATCH, such as {', '.join(suggestions)}"
         )
-    fields = {**_width_fields(VARIANTS[match[2]]), "patch_size": int(match[3]), **overrides}
+    fields = {**_make_width_fields(VARIANTS[match[2]]), "patch_size": int(match[3]), **overrides}
     return _build_config({"Axial-": "axial", "Local-": "local"}.get(match[1], "plain"), fields)
 
 
@@ -194,7 +194,7 @@ def _build_config(family: str, fields: dict[str, Any]) -> HfBaseConfig:
     return config_class(**fields)
 
 
-def _width_fields(variant: Variant) -> dict[str, Any]:
+def _make_width_fields(variant: Variant) -> dict[str, Any]:
     """Return the fields of a size: depth, widths and number of heads."""
     return {
         "num_hidden_layers": variant.num_hidden_layers,

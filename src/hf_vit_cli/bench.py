@@ -66,15 +66,16 @@ def model_speed(
         PRODUCTS,
         Cell,
         Shape,
-        compiled_forms,
-        engine_forms,
+        make_compiled_forms,
+        make_engine_forms,
         measure_cell,
     )
 
     device = str(pick_device(device))
     if threads is not None:
         torch.set_num_threads(threads)
-    works, sizes = work or ["inference", "training"], variants or ["S/16", "B/16"]
+    works = work or ["inference", "training"]
+    sizes = variants or ["S/16", "B/16"]
     cells = [
         Cell(kind, Shape(size, image_size), precision, images, device, checkpointing and kind == "training")  # pyright: ignore[reportArgumentType] - checked by the class
         for kind, size, precision in itertools.product(works, sizes, dtype or ["float32"])
@@ -82,10 +83,10 @@ def model_speed(
     ]
     names = contestant or [*OURS, *PEERS, PRODUCTS, PRODUCTS + PACKED]
     if compiled:
-        names = list(dict.fromkeys([*names, *compiled_forms(contestant or ["hf_vit", *PEERS])]))
+        names = list(dict.fromkeys([*names, *make_compiled_forms(contestant or ["hf_vit", *PEERS])]))
     if engines:
         implementations = contestant or ["hf_vit optimized", "transformers", "timm", "vit-pytorch"]
-        names += engine_forms(implementations) + ([] if contestant else [f"{PRODUCTS}, openvino"])
+        names += make_engine_forms(implementations) + ([] if contestant else [f"{PRODUCTS}, openvino"])
     load = others_load()
     speeds = SpeedFile(output, format_command(context), device, turns=turns, builds=builds)
     for cell in cells:
@@ -109,7 +110,8 @@ def print_conditions(load: float, output: Path | None) -> None:
 
 def print_cell(results: "MeasuredCell") -> None:
     """Print the results of one cell as a table: speed, ratio to transformers, and memory."""
-    cell, reference = results.cell, "transformers"
+    cell = results.cell
+    reference = "transformers"
     pixels = f"{cell.shape.image_size} px"
     title = f"{cell.work}, {cell.shape.variant} at {pixels}, {cell.dtype}, batch {cell.batch}, {cell.device}"
     if cell.checkpointing:
@@ -151,12 +153,12 @@ def saved_speed(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    subjects = {subject.name: subject for subject in load_models(models, device)}
+    loaded_models = {loaded.name: loaded for loaded in load_models(models, device)}
     speeds = SpeedFile(output, format_command(context), device, turns=turns)
     sizes = batch or [1, 8]
-    samples = {size: {name: make_noise(subject, size) for name, subject in subjects.items()} for size in sizes}
+    samples = {size: {name: make_noise(loaded, size) for name, loaded in loaded_models.items()} for size in sizes}
     for size in sizes:
-        results, load = measure_forwards(subjects, samples[size], turns)
+        results, load = measure_forwards(loaded_models, samples[size], turns)
         speeds.add({"batch": size, "models": {name: asdict(speed) for name, speed in results.items()}}, load)
         print_speeds(results, size)
     print_conditions(max(speeds.loads, default=0.0), output)

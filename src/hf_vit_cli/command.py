@@ -175,7 +175,9 @@ class Command(TyperCommand):
             if name not in values_by_flag:
                 other_words.append(word)
                 continue
-            if not equals and (value := next(words, None)) is None:
+            if not equals:
+                value = next(words, None)
+            if value is None:
                 ctx.fail(f"{name} needs a value; write it after the option, as in {name} VALUE")
             if value.startswith("-"):
                 ctx.fail(f"{name} is followed by '{value}', which looks like an option; for a file write ./{value}")
@@ -358,10 +360,10 @@ def print_safely(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """
     from hf_vit.results.redaction import redact_message
 
-    typer.echo(plain_text(redact_message(text)), err=err, nl=nl)
+    typer.echo(strip_control_characters(redact_message(text)), err=err, nl=nl)
 
 
-def plain_text(text: str) -> str:
+def strip_control_characters(text: str) -> str:
     """Return a text with spaces instead of characters that control a terminal or the writing direction."""
     kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return "".join(letter if letter in "\n\t" or unicodedata.category(letter) not in kinds else " " for letter in text)
@@ -373,14 +375,14 @@ def print_table(rows: "Iterable[Sequence[str] | None]", *header: "str | Column",
     from rich.markup import escape
     from rich.table import Table
 
-    columns = [escape(plain_text(column)) if isinstance(column, str) else column for column in header]
-    safe_title = None if title is None else escape(plain_text(title))
+    columns = [escape(strip_control_characters(column)) if isinstance(column, str) else column for column in header]
+    safe_title = None if title is None else escape(strip_control_characters(title))
     table = Table(*columns, title=safe_title, title_justify="left", show_header=bool(header))
     for row in rows:
         if row is None:
             table.add_section()
         else:
-            table.add_row(*(escape(plain_text(cell)) for cell in row))
+            table.add_row(*(escape(strip_control_characters(cell)) for cell in row))
     Console().print(table)
 
 

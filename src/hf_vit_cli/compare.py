@@ -58,6 +58,7 @@ def compare(
         if Path(model).is_dir():
             Facts.load(model)  # raises for damaged facts before the work begins
     defaults = ComparisonSettings()
+    seed = shared.pop("seed")
     settings = ComparisonSettings(
         corruptions=tuple(corruption or defaults.corruptions) if robustness else (),
         severity=severity,
@@ -65,7 +66,7 @@ def compare(
         robustness_images=robustness_images,
         probe_images=probe_images,
         batch_size=shared.pop("batch_size"),
-        seed=(seed := shared.pop("seed")),
+        seed=seed,
         speed_turns=speed_turns,
         speed_batch_size=speed_batch_size,
     )

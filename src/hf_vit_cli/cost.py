@@ -77,10 +77,12 @@ def cost(
     elif mode == "tpu":
         comparison = beside_tpu(model, arguments["device_flops"] if arguments else _parse_rate("here"))
         device_label = "this machine's matrix products" if device_flops in (None, "here") else "the given device"
-        _print_result(f"{model}, compared with TPUv3 cores", comparison, _tpu_rows(comparison, device_label), as_json)
+        _print_result(
+            f"{model}, compared with TPUv3 cores", comparison, _make_tpu_rows(comparison, device_label), as_json
+        )
     elif mode == "blog":
         estimate = blog_estimate(model)
-        _print_result(f"{model}, as the blog post estimated", estimate, _blog_rows(estimate), as_json)
+        _print_result(f"{model}, as the blog post estimated", estimate, _make_blog_rows(estimate), as_json)
     else:
         corrected_costs = corrected_estimate(model)
         _print_result(f"{model}, corrected", corrected_costs, _make_corrected_rows(corrected_costs), as_json)
@@ -135,10 +137,10 @@ def _print_result(title: str, result: Any, rows: Rows, as_json: bool) -> None:
 def _make_summary_rows(summary: "CostSummary") -> Rows:
     """Return the rows for FLOPs and time of a training."""
     height, width = summary.image_size
-    rows = [(f"forward, one image of {height}x{width} px", flops(summary.forward_flops))]
-    rows += [(f"  {part}", flops(2 * macs)) for part, macs in summary.macs.items()]
+    rows = [(f"forward, one image of {height}x{width} px", format_flops(summary.forward_flops))]
+    rows += [(f"  {part}", format_flops(2 * macs)) for part, macs in summary.macs.items()]
     if summary.training_flops is not None:
-        rows.append((f"training on {summary.images:,.0f} images", flops(summary.training_flops)))
+        rows.append((f"training on {summary.images:,.0f} images", format_flops(summary.training_flops)))
     return rows + make_time_rows(summary)
 
 
@@ -161,7 +163,7 @@ def _make_memory_rows(plan: "MemoryPlan") -> Rows:
     return rows
 
 
-def _blog_rows(estimate: "BlogEstimate") -> Rows:
+def _make_blog_rows(estimate: "BlogEstimate") -> Rows:
     """Return the rows for the estimate of the blog post."""
     return [
         ("TPUv3-core-days (paper, table 2)", f"{estimate.core_days:,g}"),
@@ -173,16 +175,16 @@ def _blog_rows(estimate: "BlogEstimate") -> Rows:
     ]
 
 
-def _tpu_rows(estimate: "BesideTpu", device_label: str) -> Rows:
+def _make_tpu_rows(estimate: "BesideTpu", device_label: str) -> Rows:
     """Return the rows that compare a device with TPU cores."""
     return [
         ("TPUv3-core-days (paper, table 2)", f"{estimate.core_days:,g}"),
-        ("peak of a TPU core (data sheet)", f"{flops(estimate.tpu_core_flops)}/s"),
+        ("peak of a TPU core (data sheet)", f"{format_flops(estimate.tpu_core_flops)}/s"),
         (
             "speed reached by a TPU core",
-            f"{flops(estimate.sustained_flops)}/s, {estimate.tpu_utilisation:.0%} of its peak",
+            f"{format_flops(estimate.sustained_flops)}/s, {estimate.tpu_utilisation:.0%} of its peak",
         ),
-        (device_label, f"{flops(estimate.device_flops)}/s, {estimate.cores:.3g} TPU cores"),
+        (device_label, f"{format_flops(estimate.device_flops)}/s, {estimate.cores:.3g} TPU cores"),
         ("time on that device at the same utilization", format_duration(estimate.days * 86400)),
         ("time on that device at full speed", format_duration(estimate.least_days * 86400)),
     ]
@@ -195,7 +197,7 @@ def _make_corrected_rows(estimate: "CorrectedEstimate") -> Rows:
         format_value = format_dollars if fix.quantity.endswith("dollars") else "{:,.1f}".format
         change = f"{fix.quantity} {format_value(fix.before)} -> {format_value(fix.after)}"
         rows.append((f"correction {number}", f"assumed: {fix.assumption}\ncorrected: {fix.instead}\n{change}"))
-    speed = f"{flops(estimate.sustained_flops)}/s, {estimate.tpu_utilisation:.0%} of its peak"
+    speed = f"{format_flops(estimate.sustained_flops)}/s, {estimate.tpu_utilisation:.0%} of its peak"
     return [
         *rows,
         ("speed reached by a TPU core", speed),
@@ -217,14 +219,15 @@ def make_time_rows(summary: "CostSummary") -> Rows:
     """Return the rows for the estimated time of a training, and for the time of the last one."""
     rows: Rows = []
     if (estimate := summary.estimate) is not None:
-        details = f"{estimate.devices} x {flops(estimate.device_flops)}/s x {estimate.utilisation:.0%}"
+        details = f"{estimate.devices} x {format_flops(estimate.device_flops)}/s x {estimate.utilisation:.0%}"
         rows.append(("estimated time", f"{format_duration(estimate.seconds)} ({details})"))
         if estimate.dollars is not None:
             rows.append(
                 ("estimated price", f"${estimate.dollars:,.2f} ({estimate.device_hours:,.1f} h x ${estimate.price:g})")
             )
-    if (run := summary.measured) is not None and run.seconds:
-        details = "on cached features" if run.flops_per_second is None else f"{flops(run.flops_per_second)}/s"
+    run = summary.measured
+    if run is not None and run.seconds:
+        details = "on cached features" if run.flops_per_second is None else f"{format_flops(run.flops_per_second)}/s"
         if run.flops_per_second is not None and estimate is not None:
             details += f", {run.flops_per_second / (estimate.devices * estimate.device_flops):.0%} of this peak"
         rows.append(("measured time", f"{format_duration(run.seconds)} ({details})"))
@@ -238,7 +241,7 @@ def format_dollars(value: float) -> str:
     return f"${int(value + 0.5):,}"
 
 
-def flops(value: float) -> str:
+def format_flops(value: float) -> str:
     """Return a number of FLOPs with a unit, such as 17.6 GFLOPs."""
     for prefix, size in (("exa", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if value >= size:

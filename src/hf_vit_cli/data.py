@@ -27,7 +27,7 @@ def data(
     import io
 
     from hf_vit.data import load_data
-    from hf_vit.data.overview import contact_sheet, note_imbalance, overview
+    from hf_vit.data.overview import draw_contact_sheet, note_imbalance, overview
     from hf_vit.results.writing import write_atomically
 
     are_skipped = shared.pop("skip_bad_images")
@@ -58,7 +58,7 @@ def data(
         )
     if output is not None:
         sheet = io.BytesIO()
-        contact_sheet(images).save(sheet, "PNG")
+        draw_contact_sheet(images).save(sheet, "PNG")
         output.mkdir(parents=True, exist_ok=True)
         write_atomically(output / "contact_sheet.png", sheet.getvalue())
         print_safely(f"contact sheet: {output / 'contact_sheet.png'}")

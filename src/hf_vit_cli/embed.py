@@ -33,11 +33,11 @@ def embed(
 ) -> None:
     """Write embeddings or predictions of a data set to parquet files; run again to resume."""
     values = collect_options(locals(), "split")
-    from hf_vit.display import progress_bar
+    from hf_vit.display import make_progress_bar
     from hf_vit.evaluation.embedding import embed as run
     from hf_vit.loading.optimizing import describe_engine
 
-    bar = progress_bar("embedding", "files")
+    bar = make_progress_bar("embedding", "files")
     with handle_interrupt(lambda: describe_progress(output)), bar:
         task = bar.add_task("", total=None)
         result = run(**values, splits=split, report=lambda done, files: bar.update(task, completed=done, total=files))

@@ -73,7 +73,8 @@ def evaluate(
     if run.engine is not None:
         print_safely(f"note: {describe_engine(run.engine)}", err=True)
     print_tables(run.result.tables(run.examination.describe_images(run.result.num_images)))
-    record, folder = run.record, run.examination.subject.folder
+    record = run.record
+    folder = run.examination.loaded.folder
     if folder is not None and record is not None:
         for warning in cast(list[str], record.values.get("warnings", [])):
             print_safely(f"warning: {warning}", err=True)

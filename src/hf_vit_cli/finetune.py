@@ -21,7 +21,7 @@ from hf_vit_settings import (
     DistillationOptions,
     SelfTrainingOptions,
     UserError,
-    option_name,
+    get_option_name,
 )
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def parse_teaching(
     """
     distillation, self_training = (_pop(fields, values) for fields in (DISTILLATION_FIELDS, SELF_TRAINING_FIELDS))
     self_training_flags = [name for name in ("unlabeled",) if unlabeled is not None]
-    self_training_flags += [option_name(SELF_TRAINING_FIELDS[name]).replace("_", "-") for name in self_training]
+    self_training_flags += [get_option_name(SELF_TRAINING_FIELDS[name]).replace("_", "-") for name in self_training]
     if not self_training_flags:
         if teacher is None and distillation:
             raise UserError(
@@ -135,14 +135,14 @@ def parse_teaching(
     if teacher is None or unlabeled is None:
         raise UserError(f"--{self_training_flags[0]} needs --teacher and --unlabeled; add both, or leave it out")
     if distillation:
-        name = option_name(DISTILLATION_FIELDS[next(iter(distillation))]).replace("_", "-")
+        name = get_option_name(DISTILLATION_FIELDS[next(iter(distillation))]).replace("_", "-")
         raise UserError(f"--{name} cannot be combined with --unlabeled; leave one of them out")
     return None, SelfTrainingOptions(teacher, unlabeled, **self_training)
 
 
 def _pop(fields: "Mapping[str, Any]", values: dict[str, Any]) -> dict[str, Any]:
     """Remove the options of these fields from `values`, and return those that were given by field name."""
-    options = {name: values.pop(option_name(field)) for name, field in fields.items()}
+    options = {name: values.pop(get_option_name(field)) for name, field in fields.items()}
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -162,7 +162,8 @@ def print_result(result: "FinetuneResult") -> None:
     from hf_vit.evaluation.protocols.top1 import ClassificationResult
     from hf_vit.training.processes import world_size
 
-    test, device = result.test, result.model.device.type
+    test = result.test
+    device = result.model.device.type
     if not isinstance(test, ClassificationResult):
         print_tables(test.tables("test split (evaluated once)"))
         print_safely(f"saved in {result.folder}: model, processor, facts.json, README.md")

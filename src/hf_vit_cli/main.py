@@ -13,7 +13,7 @@ from io import TextIOWrapper
 
 import typer
 
-from hf_vit_cli.command import Command, plain_text
+from hf_vit_cli.command import Command, strip_control_characters
 from hf_vit_cli.options import opt
 
 # Every command has a module with a function or a typer group of the same name (underscores for dashes).
@@ -22,7 +22,7 @@ COMMANDS = (
     *("data", "evaluate", "predict", "embed", "analyze", "compare", "diff", "cost", "scaling-law"),
     *("convert", "export", "page", "card", "push", "verify", "models", "bench"),
 )
-# Remedies for system errors while reading; `errors.refusal` handles errors while writing.
+# Remedies for system errors while reading; `errors.explain_refusal` handles errors while writing.
 _REMEDIES = {
     errno.EACCES: "change its permissions, or choose another path",
     errno.EPERM: "change its permissions, or choose another path",
@@ -68,7 +68,7 @@ def _set_up_logs() -> Generator[None]:
     """Silence the Hub clients' logs, as errors are reported in one line, and show notes about conversions."""
     conversion_log = logging.getLogger("hf_vit.conversion")
     handler = logging.StreamHandler(sys.stderr)
-    handler.format = lambda record: plain_text(f"note: {record.getMessage()}")
+    handler.format = lambda record: strip_control_characters(f"note: {record.getMessage()}")
     levels = {logger: logger.level for logger in (conversion_log, *map(logging.getLogger, _CLIENTS))}
     for name, variable in _CLIENTS.items():
         if os.environ.setdefault(variable, "critical") == "critical":  # read when the library is imported
@@ -87,40 +87,41 @@ def _set_up_logs() -> Generator[None]:
 def format_error(error: Exception) -> str | None:
     """Return the line to print for an error; None for an unexpected error, whose traceback is needed."""
     if isinstance(error, typer.TyperException):
-        text, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+        text = error.format_message().rstrip(".")
+        context = getattr(error, "ctx", None)
         help_hint = "" if context is None else f"; {context.command_path} --help lists all options"
         line = " ".join(f"{text[:1].lower()}{text[1:]}{help_hint}".split())
         return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     # These imports take seconds, so they are made only for an error.
-    from hf_vit.errors import one_line
+    from hf_vit.errors import to_one_line
     from hf_vit.results.redaction import redact_message
 
     text = _describe_error(error)
     # Redacted, as it may be logged; one line, as it may contain text from elsewhere.
-    return None if text is None else redact_message(one_line(text)) or type(error).__name__
+    return None if text is None else redact_message(to_one_line(text)) or type(error).__name__
 
 
 def _describe_error(error: Exception) -> str | None:
     """Return the message for an error that a user can mend; None for other errors."""
     from huggingface_hub.errors import StrictDataclassError
 
-    from hf_vit.environment import missing_library
-    from hf_vit.errors import UserError, is_out_of_memory, refusal, strict_reason
+    from hf_vit.environment import describe_missing_library
+    from hf_vit.errors import UserError, explain_refusal, get_strict_reason, is_out_of_memory
 
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, ImportError):
-        return missing_library(error)
+        return describe_missing_library(error)
     if isinstance(error, OSError):
         # Permission may be missing for reading, which `refusal` does not cover.
-        reason = None if isinstance(error, PermissionError) else refusal(error)
+        reason = None if isinstance(error, PermissionError) else explain_refusal(error)
         return (
             _describe_system_error(error)
             if reason is None
             else f"{error.filename or 'a file'} cannot be written: {reason}"
         )
     if isinstance(error, StrictDataclassError):
-        return strict_reason(error)
+        return get_strict_reason(error)
     if is_out_of_memory(error):
         return "the memory is full; close other programs, or choose a smaller --batch-size, --image-size or model"
     return None
@@ -140,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell (`2>&-`): the next opened file would receive the output
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    warnings.formatwarning = lambda message, *_: f"note: {plain_text(' '.join(str(message).split()))}\n"
+    warnings.formatwarning = lambda message, *_: f"note: {strip_control_characters(' '.join(str(message).split()))}\n"
     if isinstance(sys.stdout, TextIOWrapper):  # file names may not be valid text
         sys.stdout.reconfigure(errors="backslashreplace")
     for client, variable in _BARS.items() if not sys.stderr.isatty() else ():  # in a log every update is a line

@@ -22,7 +22,7 @@ from hf_vit_settings import (
     RUN_FIELDS,
     SELF_TRAINING_FIELDS,
     UserError,
-    option_name,
+    get_option_name,
 )
 
 
@@ -134,11 +134,12 @@ def _make_parameter(shared: "str | Field[Any]") -> inspect.Parameter:
     """Return the signature parameter of a shared option, made from a declaration or from a settings field."""
     kind: Any
     if isinstance(shared, str) and shared in SHARED:
-        name, (kind, option) = shared, SHARED[shared]
+        name = shared
+        kind, option = SHARED[shared]
     else:
         field, panel = (RUN_FIELDS[shared], None) if isinstance(shared, str) else (shared, shared.metadata["panel"])
         details = field.metadata
-        name = option_name(field)
+        name = get_option_name(field)
         parts = (*get_args(field.type), field.type)
         default = None if field in _OPTIONAL_FIELDS else field.default
         kind = details["typed"] or next(part for part in parts if part is not NoneType)

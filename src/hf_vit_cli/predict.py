@@ -98,7 +98,8 @@ def _format_classes(prediction: "Prediction") -> FormattedPrediction:
     content: dict[str, Any] = {"predictions": [{"label": name, "score": score} for name, score in prediction.scores]}
     rows = [[name, f"{score:.6g}" if prediction.are_values else f"{score:.2%}"] for name, score in prediction.scores]
     if labels is not None:
-        header, content = [*header, "predicted"], content | {"labels": labels}
+        header = [*header, "predicted"]
+        content = content | {"labels": labels}
         rows = [[name, score, "yes" if name in labels else "no"] for name, score in rows]
     return content, header, rows
 

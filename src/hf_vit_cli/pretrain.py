@@ -14,7 +14,7 @@ from hf_vit_settings import (
     RECIPE_FIELDS,
     RUN_FIELDS,
     ContrastiveOptions,
-    option_name,
+    get_option_name,
 )
 
 _PATCHES = "Options of masked and next patch prediction"
@@ -64,7 +64,7 @@ def pretrain(
     from hf_vit.training.tasks.patch_prediction import RandomMasking
 
     shared["image_size"] = options.parse_size(shared["image_size"])
-    contrastive_options = {name: shared.pop(option_name(field)) for name, field in CONTRASTIVE_FIELDS.items()}
+    contrastive_options = {name: shared.pop(get_option_name(field)) for name, field in CONTRASTIVE_FIELDS.items()}
     with handle_interrupt(lambda: describe_resume(output)):
         result = run(
             model,

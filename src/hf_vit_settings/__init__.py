@@ -114,8 +114,11 @@ class AugmentationConfig:
 
     def __post_init__(self) -> None:
         """Raise a UserError for the first value that is out of its range."""
-        crop, rand, padding = self.random_resized_crop, self.randaugment, self.random_crop
-        policy, scales = self.auto_augment, self.scale_jitter
+        crop = self.random_resized_crop
+        rand = self.randaugment
+        padding = self.random_crop
+        policy = self.auto_augment
+        scales = self.scale_jitter
         for name, is_valid, rule in (
             (
                 "random_resized_crop",
@@ -634,7 +637,7 @@ CONTRASTIVE_FIELDS = _list_fields(ContrastiveOptions)
 OVERRIDABLE = frozenset(RECIPE_FIELDS) | frozenset(AUGMENTATION_FIELDS)
 
 
-def option_name(field: Field[Any]) -> str:
+def get_option_name(field: Field[Any]) -> str:
     """Return the name of the option that sets a field."""
     return field.metadata.get("option") or field.name
 
@@ -678,7 +681,7 @@ def _convert(field: Field[Any], value: Any, command: str) -> Any:
     except (TypeError, ValueError):
         need = "a valid number"
     if need:
-        raise UserError(f"{option_name(field)} = {value!r}: Input should be {need}; see hf-vit {command} --help")
+        raise UserError(f"{get_option_name(field)} = {value!r}: Input should be {need}; see hf-vit {command} --help")
     return value
 
 

@@ -31,7 +31,7 @@ from hf_vit.analysis.rollout import draw_overlays
 from hf_vit.data import load_data, make_processor
 from hf_vit.errors import UserError
 from hf_vit.hub.card import write_card
-from hf_vit.results.facts import Facts, append_record, new_record
+from hf_vit.results.facts import Facts, append_record, make_record
 
 SETTINGS = AnalysisSettings(num_images=9, batch_size=4, num_pictures=3, cka_batch_size=5)
 ATTENTION = ["attention_distance", "attention_entropy", "attention_rollout", "head_maps"]
@@ -373,7 +373,7 @@ def test_a_run_and_its_repetition(model, pictures, tmp_path, command, monkeypatc
 def test_a_card_shows_no_pictures_of_earlier_weights(model, pictures, tmp_path, command):
     assert command(*typed(model, pictures, tmp_path, "--only", "cka"))[0] == 0
     assert "## Analysis" in write_card(model).read_text()
-    append_record(model, new_record("training", values={}, command="hf-vit finetune"))
+    append_record(model, make_record("training", values={}, command="hf-vit finetune"))
     assert "## Analysis" not in write_card(model).read_text()
 
 

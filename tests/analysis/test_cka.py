@@ -13,7 +13,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from transformers import ResNetConfig, ResNetModel, ViTConfig, ViTImageProcessor, ViTModel
 
 from hf_vit.analysis import AnalysisSettings, analyze
-from hf_vit.analysis.cka import MinibatchCKA, draw_cka, gram, hsic
+from hf_vit.analysis.cka import MinibatchCKA, compute_gram, compute_hsic, draw_cka
 from hf_vit.loading.model import LoadedModel
 from hf_vit.loading.outputs import find_layers
 
@@ -38,7 +38,9 @@ def value(first, second, size):
     running = MinibatchCKA()
     for start in range(0, len(first[0]), size):
         chosen = slice(start, start + size)
-        running.update([gram(layer[chosen]) for layer in first], [gram(layer[chosen]) for layer in second])
+        running.update(
+            [compute_gram(layer[chosen]) for layer in first], [compute_gram(layer[chosen]) for layer in second]
+        )
     return running.value()
 
 
@@ -49,16 +51,18 @@ def features(count=8, seed=0):
 
 def test_hsic_equals_the_mean_over_quadruples():
     # float32 products are symmetric up to rounding only, and the two formulas read different halves.
-    first, second = (torch.stack([symmetric(gram(layer)) for layer in features(6, seed)]) for seed in (0, 1))
-    found = hsic(first, second)
+    first, second = (torch.stack([symmetric(compute_gram(layer)) for layer in features(6, seed)]) for seed in (0, 1))
+    found = compute_hsic(first, second)
     for i, j in itertools.product(range(2), range(2)):
         assert found[i, j].item() == pytest.approx(slow_hsic(first[i].numpy(), second[j].numpy()), rel=1e-9)
 
 
 def test_hsic_does_not_see_the_mean_that_gram_takes_out():
     first, second = features(6)[1].double(), features(6, seed=1)[1].double()
-    raw = hsic((first @ first.T)[None], (second @ second.T)[None])
-    torch.testing.assert_close(hsic(gram(first)[None], gram(second)[None]), raw, rtol=1e-4, atol=0)
+    raw = compute_hsic((first @ first.T)[None], (second @ second.T)[None])
+    torch.testing.assert_close(
+        compute_hsic(compute_gram(first)[None], compute_gram(second)[None]), raw, rtol=1e-4, atol=0
+    )
 
 
 def test_cka_does_not_see_rotation_scale_and_shift():
@@ -139,7 +143,9 @@ def test_a_vit_beside_a_mixer_and_a_resnet_of_timm(with_processor):
         run = analyze((vit, processor), images, only=["cka_between"], settings=settings, against=subject)
         running = MinibatchCKA()
         for chosen in (slice(0, 5), slice(5, 9)):
-            running.update([gram(layer[chosen]) for layer in ours], [gram(layer[chosen]) for layer in layers])
+            running.update(
+                [compute_gram(layer[chosen]) for layer in ours], [compute_gram(layer[chosen]) for layer in layers]
+            )
         np.testing.assert_allclose(run["cka_between"]["cka"], running.value(), rtol=1e-3, atol=1e-4)
 
 

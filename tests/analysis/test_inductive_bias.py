@@ -34,7 +34,7 @@ from hf_vit.analysis import AnalysisSettings, analyze
 from hf_vit.analysis.analysis import MapComparison, read_features
 from hf_vit.analysis.equivariance import Move, make_moves, shift_maps
 from hf_vit.analysis.permutation import SHARES, patch_sources, permute_patches
-from hf_vit.analysis.receptive_field import field_energy, field_numbers
+from hf_vit.analysis.receptive_field import compute_field_energy, compute_field_metrics
 from hf_vit.errors import UserError
 from hf_vit.loading.model import LoadedModel
 
@@ -155,7 +155,7 @@ def test_means_of_a_slanted_plane_move_exactly():
     image = torch.stack([0.3 * rows + 0.1 * columns, columns - 0.5 * rows, 2.0 * rows]).float()[None]
     features = patch_means()(image)
     for move in make_moves((4, 4)):
-        comparison, inside = MapComparison(), move.valid_mask((12, 8), (height, width))
+        comparison, inside = MapComparison(), move.make_valid_mask((12, 8), (height, width))
         assert inside.sum() >= 8, move
         comparison.add(0, 0, patch_means()(move(image, (height, width))), move(features, (height, width)), inside)
         assert comparison.arrays()["error"].item() < 1e-3, move
@@ -170,7 +170,7 @@ def test_a_right_angle_is_a_turn_of_the_array():
     maps = torch.randn(2, 3, 6, 6)
     move = Move("rotation", (90.0,))
     torch.testing.assert_close(move(maps, (24, 24)), maps.rot90(1, (2, 3)), rtol=1e-4, atol=1e-5)
-    assert move.valid_mask((6, 6), (24, 24)).all()
+    assert move.make_valid_mask((6, 6), (24, 24)).all()
 
 
 def test_shift_equals_numbers_interpolated_on_a_circle():
@@ -186,7 +186,7 @@ def test_places_inside_a_shift_hold_what_was_there_before():
     """Number by number: a place is inside if all its pixels and all it interpolates come from the image itself."""
     image, grid = (12, 16), (3, 4)
     for px in ((1.0, 1.0), (4.0, 4.0), (6.0, 2.0), (8.0, 8.0)):
-        inside = Move("patch_shift", px).valid_mask(grid, image)
+        inside = Move("patch_shift", px).make_valid_mask(grid, image)
         for i in range(3):
             for j in range(4):
                 assert bool(inside[i, j]) == (i * 4 - px[0] >= 0 and j * 4 - px[1] >= 0)
@@ -281,12 +281,16 @@ def test_energy_equals_the_jacobian():
         full = torch.func.jacrev(lambda x, model=model: model(x)[0, :, 2, 2])(pixels)
         wanted = full.square().sum(dim=(0, 1, 2))
         draws = 1 if width == 1 else 400
-        found = sum(field_energy(model(pixels), pixels, torch.randint(2, (1, width)) * 2.0 - 1) for _ in range(draws))
+        found = sum(
+            compute_field_energy(model(pixels), pixels, torch.randint(2, (1, width)) * 2.0 - 1) for _ in range(draws)
+        )
         torch.testing.assert_close(found.float() / draws, wanted, rtol=tolerance, atol=1e-6)
 
 
 def test_numbers_of_a_field_without_a_gradient():
-    assert all(math.isnan(value) for value in field_numbers(torch.zeros(8, 8, dtype=torch.float64), (2, 2)).values())
+    assert all(
+        math.isnan(value) for value in compute_field_metrics(torch.zeros(8, 8, dtype=torch.float64), (2, 2)).values()
+    )
 
 
 FEW = AnalysisSettings(num_images=2, batch_size=2)

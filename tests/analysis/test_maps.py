@@ -23,12 +23,12 @@ from transformers import (
 
 from hf_vit import HfAxialResNetConfig, HfAxialResNetModel, HfBitConfig, HfBitModel
 from hf_vit.analysis import AttentionReader
-from hf_vit.analysis.distance import attention_distances
-from hf_vit.analysis.entropy import attention_entropies
-from hf_vit.analysis.filters import patch_filters, principal_components
+from hf_vit.analysis.distance import compute_attention_distances
+from hf_vit.analysis.entropy import compute_attention_entropies
+from hf_vit.analysis.filters import compute_principal_components, list_patch_filters
 from hf_vit.analysis.head_maps import query_maps
-from hf_vit.analysis.positions import patch_positions, position_similarity
-from hf_vit.analysis.rollout import rollout_step
+from hf_vit.analysis.positions import compute_position_similarity, get_patch_positions
+from hf_vit.analysis.rollout import add_rollout_layer
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 
@@ -65,44 +65,46 @@ def slow_distance(probabilities, prefix, renormalize):
 def test_distance_equals_the_slow_loop():
     """Also where prefix tokens stand last, as in causal models; without attention among patches it is 0."""
     probabilities = random_map(2, 3, N + 1, N + 1)
-    found = attention_distances(dense(probabilities, prefix=1), 0, PATCH)
+    found = compute_attention_distances(dense(probabilities, prefix=1), 0, PATCH)
     for image in range(2):
         for head in range(3):
             for name, renormalize in (("distance", False), ("distance_renormalized", True)):
                 slow = slow_distance(probabilities[image, head], 1, renormalize)
                 assert found[name][image, head].item() == pytest.approx(slow, rel=1e-5)
     turned = AttentionMaps({0: probabilities.roll((-1, -1), dims=(2, 3))}, GRID, slice(0, -1))
-    torch.testing.assert_close(attention_distances(turned, 0, PATCH), found)
+    torch.testing.assert_close(compute_attention_distances(turned, 0, PATCH), found)
     probabilities = torch.zeros(1, 1, N + 1, N + 1)
     probabilities[..., 0] = 1
-    found = attention_distances(dense(probabilities, prefix=1), 0, PATCH)
+    found = compute_attention_distances(dense(probabilities, prefix=1), 0, PATCH)
     assert (found["distance_renormalized"].item(), found["prefix_attention"].item()) == (0, 1)
 
 
 def test_axial_distances_equal_those_of_the_dense_map():
     """And of lines: of n places, 1 apart and alike, two are (n^2 - 1) / 3n apart on average."""
     maps = random_axial()
-    found = attention_distances(maps, 0, PATCH)["distance"]
-    torch.testing.assert_close(found, attention_distances(dense(maps.dense(0)), 0, PATCH)["distance"])
+    found = compute_attention_distances(maps, 0, PATCH)["distance"]
+    torch.testing.assert_close(found, compute_attention_distances(dense(maps.dense(0)), 0, PATCH)["distance"])
     pair = torch.full((1, 1, H, W, W), 1 / W), torch.full((1, 1, W, H, H), 1 / H)
-    found = attention_distances(AttentionMaps({0: pair}, GRID, slice(0, None)), 0, PATCH)
+    found = compute_attention_distances(AttentionMaps({0: pair}, GRID, slice(0, None)), 0, PATCH)
     assert found["distance_rows"].item() == pytest.approx(PATCH[1] * (W**2 - 1) / (3 * W), rel=1e-6)
     assert found["distance_columns"].item() == pytest.approx(PATCH[0] * (H**2 - 1) / (3 * H), rel=1e-6)
 
 
 def test_entropy_of_uniform_identity_and_a_slow_loop():
-    uniform = attention_entropies(dense(torch.full((1, 1, N, N), 1 / N)), 0)["entropy"]
+    uniform = compute_attention_entropies(dense(torch.full((1, 1, N, N), 1 / N)), 0)["entropy"]
     assert uniform.item() == pytest.approx(math.log(N), rel=1e-6)
-    assert attention_entropies(dense(torch.eye(N)[None, None]), 0)["entropy"].item() == 0
+    assert compute_attention_entropies(dense(torch.eye(N)[None, None]), 0)["entropy"].item() == 0
     probabilities = random_map(1, 1, N + 1, N + 1)
     slow = -sum(p * math.log(p) for row in probabilities[0, 0, 1:].tolist() for p in row) / N
-    assert attention_entropies(dense(probabilities, prefix=1), 0)["entropy"].item() == pytest.approx(slow, rel=1e-5)
+    assert compute_attention_entropies(dense(probabilities, prefix=1), 0)["entropy"].item() == pytest.approx(
+        slow, rel=1e-5
+    )
 
 
 def test_axial_entropy_equals_that_of_the_dense_map():
     maps = random_axial()
-    found = attention_entropies(maps, 0)
-    torch.testing.assert_close(found["entropy"], attention_entropies(dense(maps.dense(0)), 0)["entropy"])
+    found = compute_attention_entropies(maps, 0)
+    torch.testing.assert_close(found["entropy"], compute_attention_entropies(dense(maps.dense(0)), 0)["entropy"])
     rows = -(maps[0][0] * maps[0][0].log()).sum(-1).mean((2, 3))
     torch.testing.assert_close(found["entropy_rows"], rows)
 
@@ -116,7 +118,7 @@ def test_rollout_equals_the_product_of_mixed_layers(identity):
         wanted = mixed @ wanted
     rolled = None
     for layer in layers:
-        rolled = rollout_step(rolled, dense(layer, prefix=1), 0, identity)
+        rolled = add_rollout_layer(rolled, dense(layer, prefix=1), 0, identity)
     torch.testing.assert_close(rolled.double(), wanted, rtol=1e-5, atol=1e-7)
 
 
@@ -134,7 +136,7 @@ def test_axial_rollout_equals_two_dense_layers():
     wanted = torch.eye(N)
     for matrix in (along_rows, along_columns, along_rows, along_columns):
         wanted = ((1 - identity) * matrix + identity * torch.eye(N)) @ wanted
-    rolled = rollout_step(rollout_step(None, maps, 0, identity), maps, 0, identity)
+    rolled = add_rollout_layer(add_rollout_layer(None, maps, 0, identity), maps, 0, identity)
     torch.testing.assert_close(rolled[0], wanted)
 
 
@@ -151,7 +153,7 @@ def test_head_maps_are_rows_of_the_attention():
 
 def test_components_span_the_filters():
     filters = torch.randn(20, 3, 2, 2)
-    components, variance = principal_components(filters)
+    components, variance = compute_principal_components(filters)
     assert components.shape == (12, 3, 2, 2)
     assert variance.sum() == pytest.approx(1, rel=1e-5)
     eigenvalues = torch.linalg.eigvalsh(torch.cov(filters.flatten(1).double().T)).flip(0)
@@ -160,36 +162,36 @@ def test_components_span_the_filters():
     first[0, 0, 0], second[2, 1, 1] = 1, 1
     angles = torch.linspace(0, 2 * math.pi, 41)[:-1]
     filters = 3 * torch.cos(angles)[:, None, None, None] * first + torch.sin(angles)[:, None, None, None] * second + 5
-    components, variance = principal_components(filters, count=2)
+    components, variance = compute_principal_components(filters, count=2)
     np.testing.assert_allclose(np.abs(components), torch.stack([first, second]).numpy(), atol=1e-6)
     np.testing.assert_allclose(variance, [0.9, 0.1], rtol=1e-5)
 
 
 def test_filters_of_every_family():
     shapes = {
-        family: {name: tuple(found.shape) for name, found in patch_filters(FAMILIES[family].build()).items()}
+        family: {name: tuple(found.shape) for name, found in list_patch_filters(FAMILIES[family].build()).items()}
         for family in FAMILIES
     }
     assert shapes["plain"] == {"embedding": (32, 3, 4, 4)}
     assert shapes["axial"] == {"embedding": (32, 3, 4, 4)}
     assert shapes["hybrid"] == {"embedding": (32, 256, 1, 1), "root": (32, 3, 7, 7)}
-    root = patch_filters(FAMILIES["hybrid"].build())["root"]
+    root = list_patch_filters(FAMILIES["hybrid"].build())["root"]
     torch.testing.assert_close(root.mean((1, 2, 3)), torch.zeros(32), rtol=0, atol=1e-5)  # standardized
 
 
 def test_a_resnet_has_the_filters_of_its_root():
     tiny = {"image_size": 32, "stage_depths": (1,), "stem_width": 32}
     bit, axial = HfBitModel(HfBitConfig(**tiny)), HfAxialResNetModel(HfAxialResNetConfig(**tiny))
-    (root,) = patch_filters(bit).values()
+    (root,) = list_patch_filters(bit).values()
     torch.testing.assert_close(root.mean((1, 2, 3)), torch.zeros(32), rtol=0, atol=1e-5)
-    (root,) = patch_filters(axial).values()
+    (root,) = list_patch_filters(axial).values()
     (wanted,) = (value for name, value in axial.named_parameters() if name.endswith("root_conv.weight"))
     assert torch.equal(root, wanted)
 
 
 def test_similarity_equals_a_loop():
     table = torch.randn(2, 3, 5)
-    found = position_similarity(table)
+    found = compute_position_similarity(table)
     for place in np.ndindex(2, 3):
         for other in np.ndindex(2, 3):
             cosine = torch.dot(table[place], table[other]) / (table[place].norm() * table[other].norm())
@@ -199,21 +201,21 @@ def test_similarity_equals_a_loop():
 
 def test_positions_leave_the_rows_of_other_tokens_out():
     plain = FAMILIES["plain"].build()
-    torch.testing.assert_close(patch_positions(plain).flatten(0, 1), plain.embeddings.position_embeddings[0, 1:])
+    torch.testing.assert_close(get_patch_positions(plain).flatten(0, 1), plain.embeddings.position_embeddings[0, 1:])
     tiny = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
     for model in (
         ViTModel(ViTConfig(**tiny)),
         Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**tiny, num_register_tokens=3)),
     ):
         torch.nn.init.normal_(model.embeddings.position_embeddings)
-        found = patch_positions(model)
+        found = get_patch_positions(model)
         assert found.shape == (2, 2, 16)
         torch.testing.assert_close(found.flatten(0, 1), model.embeddings.position_embeddings[0, 1:])
     for choice in ("learned_2d", "sincos_2d", "sincos_1d", "gap", "rectangular"):
         model = FAMILIES["plain"].build(choice=choice)
-        assert patch_positions(model).shape == (*model.config.grid, 32)
+        assert get_patch_positions(model).shape == (*model.config.grid, 32)
     for choice in ("relative", "no_position"):
-        assert patch_positions(FAMILIES["plain"].build(choice=choice)) is None
+        assert get_patch_positions(FAMILIES["plain"].build(choice=choice)) is None
 
 
 TINY = {

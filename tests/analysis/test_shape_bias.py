@@ -11,7 +11,7 @@ from torch import nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from hf_vit.analysis import analyze, open_cue_conflicts
-from hf_vit.analysis.shape_bias import class_decisions, count_decisions, shape_share
+from hf_vit.analysis.shape_bias import compute_shape_share, count_decisions, decide_classes
 from hf_vit.errors import UserError
 from hf_vit.loading.model import LoadedModel
 from hf_vit.results.facts import Facts
@@ -71,14 +71,14 @@ def test_decisions_equal_a_loop():
         by_shape = sum(d == s for d, s, t in own)
         by_texture = sum(d == t and d != s for d, s, t in own)
         assert counts[name].tolist() == [by_shape, by_texture, len(own) - by_shape - by_texture]
-    np.testing.assert_allclose(shape_share(counts), counts[:, 0] / (counts[:, 0] + counts[:, 1]))
-    assert np.isnan(shape_share(np.array([0, 0, 5])))
+    np.testing.assert_allclose(compute_shape_share(counts), counts[:, 0] / (counts[:, 0] + counts[:, 1]))
+    assert np.isnan(compute_shape_share(np.array([0, 0, 5])))
 
 
 def test_a_class_has_the_mean_probability_of_its_labels():
     """Two labels at 0.3 each beat one at 0.25 and lose to one at 0.35; labels of no class do not count."""
     probabilities = torch.tensor([[0.3, 0.3, 0.25, 0.15], [0.2, 0.0, 0.35, 0.45]])
-    assert class_decisions(probabilities.log(), [(0, 1), (2,)]).tolist() == [0, 1]
+    assert decide_classes(probabilities.log(), [(0, 1), (2,)]).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(("channel", "share"), [(0, 1.0), (2, 0.0)])
@@ -138,7 +138,11 @@ def test_what_does_not_fit_is_refused(conflicts, tmp_path):
         read.for_model(subject(0, ("ant", "bee")))
     with pytest.raises(UserError, match="has no class names"):
         read.for_model(LoadedModel(nn.Linear(1, 1), lambda images: torch.zeros(1), "bare"))
-    for text, message in (("{", "is not valid JSON"), ('{"ant": []}', "must be a JSON object"), ("[]", "must be")):
+    for text, message in (
+        ("{", "is not valid JSON"),
+        ('{"ant": []}', "is not a JSON object"),
+        ("[]", "is not a JSON object"),
+    ):
         (tmp_path / "map.json").write_text(text)
         with pytest.raises(UserError, match=message):
             read.for_model(subject(0), tmp_path / "map.json")

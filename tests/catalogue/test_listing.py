@@ -14,12 +14,12 @@ from safetensors.numpy import load_file
 from timm.models import get_pretrained_cfg
 from transformers import AutoConfig
 
-from hf_vit.catalogue.listing import Listing, list_models, published_checkpoints, published_scores
+from hf_vit.catalogue.listing import Listing, iterate_published_checkpoints, iterate_published_scores, list_models
 from hf_vit.cost import forward_flops
 from hf_vit.errors import UserError
 from hf_vit.hub.card import write_card
 from hf_vit.results.facts import DataFact, append_record
-from hf_vit.variants import variant_names
+from hf_vit.variants import list_variant_names
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -44,13 +44,13 @@ def test_sizes_are_the_papers() -> None:
 
 def test_published_accuracies() -> None:
     """The best of the paper, in its tables 2 and 6, and what two of its other tables say of two hybrids."""
-    best = {(score.data, score.source): score.value for score in published_scores("H/14")}
+    best = {(score.data, score.source): score.value for score in iterate_published_scores("H/14")}
     assert best["ImageNet", "arXiv 2010.11929, table 2, Ours-JFT (ViT-H/14)"] == 0.8855
     assert best["ImageNet", "arXiv 2010.11929, table 6, ViT-H/14, 14 epochs on JFT"] == 0.8808
     assert best["VTAB", "arXiv 2010.11929, table 2, Ours-JFT (ViT-H/14)"] == 0.7763
-    assert [score.value for score in published_scores("R+Ti/16")] == [0.754]
-    assert [score.value for score in published_scores("R50+L/32")] == [0.8568, 0.8599]
-    boards = dict(list_models(search="B/16", data="imagenet").leaderboards())
+    assert [score.value for score in iterate_published_scores("R+Ti/16")] == [0.754]
+    assert [score.value for score in iterate_published_scores("R50+L/32")] == [0.8568, 0.8599]
+    boards = dict(list_models(search="B/16", data="imagenet").make_leaderboards())
     values = [score.value for _, score in boards["ImageNet"]]
     assert len(set(values)) > 1
     assert values == sorted(values, reverse=True)
@@ -59,7 +59,7 @@ def test_published_accuracies() -> None:
 def test_addresses_are_of_files_that_were_published() -> None:
     """Those of the original code are in the list of layouts that was recorded; timm has weights for its names."""
     layouts = set(json.loads(gzip.decompress((GOLDEN / "published_layouts.json.gz").read_bytes())))
-    addresses = [address for name in variant_names() for address in published_checkpoints(name)]
+    addresses = [address for name in list_variant_names() for address in iterate_published_checkpoints(name)]
     assert len(addresses) == len(set(addresses)) > 70
     original = {
         address.replace("gs://vit_models/", "").replace("gs://mixer_models/", "mixer ")
@@ -103,7 +103,7 @@ def test_folders(tmp_path: Path, command: Any) -> None:
     assert known["better"].parameters == values
     assert known["better"].forward_flops == forward_flops(AutoConfig.from_pretrained(tmp_path / "better"))
     assert known["training"].scores == known["percent"].scores == ()  # they say nothing, or no share
-    board = list_models([str(tmp_path)], data="digits").leaderboards()
+    board = list_models([str(tmp_path)], data="digits").make_leaderboards()
     assert [(data, [Path(entry.name).name for entry, _ in rows]) for data, rows in board] == [
         ("digits, split test", ["better", "worse"])
     ]

@@ -29,7 +29,7 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.families import FAMILIES
 from hf_vit.loading import load_model, load_models
 from hf_vit.loading.folders import ImageGPTFeatures
-from hf_vit.loading.outputs import pre_logits
+from hf_vit.loading.outputs import compute_pre_logits
 from hf_vit.results.facts import Facts
 
 FEW = ComparisonSettings(corruptions=("contrast",), epsilons=(4.0,), robustness_images=8, speed_turns=0)
@@ -375,7 +375,7 @@ def test_image_gpt_by_its_middle_layer_and_a_probe(saved, data, tmp_path):
     with torch.no_grad():
         states = whole(**tokens, output_hidden_states=True).hidden_states
         expected = whole.h[2].ln_1(states[2]).mean(dim=1)
-        found = pre_logits(subject.model, subject.prepare(images))
+        found = compute_pre_logits(subject.model, subject.prepare(images))
         given = ImageGPTFeatures(whole, subject.model.clusters, (8, 8))(subject.prepare(images))
     assert torch.allclose(found, expected, atol=1e-6)
     assert torch.allclose(given, expected, atol=1e-6)

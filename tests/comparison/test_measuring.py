@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from hf_vit.speed.measuring import count_flops, others_load, peak_memory, quartiles, speed_ratio, take_turns
+from hf_vit.speed.measuring import (
+    compute_quartiles,
+    compute_speed_ratio,
+    count_flops,
+    measure_peak_memory,
+    others_load,
+    take_turns,
+)
 
 
 def test_turns_change_who_follows_whom():
@@ -21,10 +28,10 @@ def test_turns_change_who_follows_whom():
 def test_ratios_are_paired():
     """A machine that slows down in the middle changes no ratio."""
     seconds = {"fast": [1.0, 10.0, 2.0], "slow": [3.0, 30.0, 6.0]}
-    assert str(speed_ratio(seconds, "fast", "slow")) == "3.00 (3.00 to 3.00)"
-    found = quartiles([1, 2, 3, 4, 5])
+    assert str(compute_speed_ratio(seconds, "fast", "slow")) == "3.00 (3.00 to 3.00)"
+    found = compute_quartiles([1, 2, 3, 4, 5])
     assert (found.lower, found.median, found.upper) == (2, 3, 4)
-    assert quartiles([7]).upper == 7
+    assert compute_quartiles([7]).upper == 7
 
 
 def test_peak_memory_of_known_tensors():
@@ -35,7 +42,7 @@ def test_peak_memory_of_known_tensors():
         third = second + 1  # still 2 MB
         del second, third
 
-    assert peak_memory(work) == pytest.approx(2_000_000, abs=100)  # scalars are held as well
+    assert measure_peak_memory(work) == pytest.approx(2_000_000, abs=100)  # scalars are held as well
 
 
 def test_flops_of_a_layer_and_of_attention():

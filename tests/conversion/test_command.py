@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 import hf_vit.conversion as conversion
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import HfViTModel
-from hf_vit.results.delivery import new_folder
+from hf_vit.results.delivery import deliver_folder
 from hf_vit.results.facts import append_record
 
 
@@ -250,7 +250,7 @@ def test_label_files(tmp_path: Path):
 def test_remains_of_a_dead_process_are_removed_and_those_of_others_kept(tmp_path: Path):
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         dead.wait()
-    with new_folder(tmp_path / "model") as mine:
+    with deliver_folder(tmp_path / "model") as mine:
         name = mine.parent.name
     mark = f"-{os.getpid()}-"
     assert mark in name
@@ -264,7 +264,7 @@ def test_remains_of_a_dead_process_are_removed_and_those_of_others_kept(tmp_path
         (tmp_path / remain).mkdir()
         (tmp_path / remain / "half").write_text("half a model")
     (tmp_path / "model").rmdir()
-    with new_folder(tmp_path / "model") as folder:
+    with deliver_folder(tmp_path / "model") as folder:
         (folder / "whole").touch()
     del remains["dead"]
     assert {path.name for path in tmp_path.iterdir()} == {"model", *remains.values()}

@@ -25,7 +25,7 @@ from originals.google import (
     resnet_v2_forward,
     stacked,
 )
-from originals.pytorch import hybrid_for_stem, largest_difference, pixels
+from originals.pytorch import hybrid_for_stem, measure_difference, pixels
 from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
 
 import hf_vit
@@ -313,7 +313,7 @@ def test_first_patch_is_declared(pooling: str, table: str, golden: Path, write_n
     wanted = recorded["encoded"][:, 0] @ arrays["params/head/kernel"] + arrays["params/head/bias"]
     loaded = AutoModelForImageClassification.from_pretrained(tmp_path / "model").eval()
     with torch.no_grad():
-        assert largest_difference(loaded(pixels(recorded["images"])).logits, wanted) <= 1e-5
+        assert measure_difference(loaded(pixels(recorded["images"])).logits, wanted) <= 1e-5
     mean = conversion.convert(source, tmp_path / "mean", pooling="gap")
     assert "pooling" not in mean.plan.assumed
 

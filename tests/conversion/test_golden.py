@@ -10,7 +10,7 @@ import pytest
 import torch
 from hybrid.reference import stem_forward
 from originals.google import reference_forward
-from originals.pytorch import largest_difference, pixels
+from originals.pytorch import measure_difference, pixels
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 import hf_vit
@@ -90,7 +90,7 @@ def test_saved_model_gives_the_originals_digits(case: str, golden: Path, tmp_pat
         ours = {"logits": logits, "pre_logits": body.pooler_output.flatten(1), "encoded": body.last_hidden_state}
         for stage, value in ours.items():
             if f"{stage}{ending}" in theirs:
-                assert largest_difference(value, theirs[f"{stage}{ending}"]) <= tolerance, stage
+                assert measure_difference(value, theirs[f"{stage}{ending}"]) <= tolerance, stage
 
     facts = json.loads((golden / f"{case}.json").read_text())
     assert sorted(result.plan.ignored) == sorted(facts["ckpt"]["ignored_keys"])
@@ -125,10 +125,10 @@ def test_resized_positions_are_the_originals(case: str, size: int, resize: bool,
     if resize:
         theirs, model = np.load(recording), AutoModelForImageClassification.from_pretrained(result.output).eval()
         assert model.config.grid == (size // 16, size // 16)
-        assert largest_difference(model.vit.embeddings.position_embeddings, theirs[f"posemb_out_{size}"]) <= 1e-7
+        assert measure_difference(model.vit.embeddings.position_embeddings, theirs[f"posemb_out_{size}"]) <= 1e-7
         with torch.no_grad():
             logits = model(pixels(theirs[f"images_{size}"])).logits
-        assert largest_difference(logits, theirs[f"logits_{size}"]) <= float32
+        assert measure_difference(logits, theirs[f"logits_{size}"]) <= float32
         assert AutoImageProcessor.from_pretrained(result.output).size == {"height": size, "width": size}
 
 

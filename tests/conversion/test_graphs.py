@@ -32,7 +32,7 @@ from hf_vit.conversion import export
 from hf_vit.conversion.targets.graphs import preprocessing
 from hf_vit.conversion.targets.graphs.certificate import Check, verify
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, IMAGES, LEVELS, Preprocessing, prepend
-from hf_vit.conversion.targets.graphs.runtimes import openvino_core
+from hf_vit.conversion.targets.graphs.runtimes import get_openvino_core
 from hf_vit.conversion.targets.graphs.tracing import OPSETS, REPLACEMENTS, linspace_of_any_size
 from hf_vit.conversion.targets.target import TOLERANCE
 from hf_vit.errors import UserError
@@ -409,7 +409,9 @@ def test_openvino_reads_the_same_processor(tmp_path: Path):
         processor, file = PROCESSORS[name], tmp_path / f"{name}.onnx"
         step = Preprocessing.from_processor(processor).step
         file.write_bytes(graph_of(processor))
-        graph = openvino_core().compile_model(openvino.convert_model(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        graph = get_openvino_core().compile_model(
+            openvino.convert_model(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+        )
         for picture in PICTURES:
             wanted = processor(images=Image.fromarray(picture), return_tensors="np")["pixel_values"][0]
             difference = abs(graph([np.stack([picture, 255 - picture])])["preprocessed"][0] - wanted)

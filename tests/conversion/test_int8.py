@@ -23,7 +23,7 @@ from hf_vit.conversion.targets.graphs import certificate as certificates
 from hf_vit.conversion.targets.graphs import int8
 from hf_vit.conversion.targets.graphs.certificate import verify
 from hf_vit.conversion.targets.graphs.int8 import Calibration, choose_float_parts, estimate_agreement
-from hf_vit.conversion.targets.graphs.runtimes import openvino_core
+from hf_vit.conversion.targets.graphs.runtimes import get_openvino_core
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
@@ -140,7 +140,7 @@ def test_a_name_of_two_classes_judges_no_accuracy():
         batch = (logits.numpy(), logits, torch.zeros(3, dtype=torch.long))
         data: Any = SimpleNamespace(
             data=SimpleNamespace(label_names=names),
-            judging=SimpleNamespace(labeled_batches=lambda batch=batch: [batch]),
+            judging=SimpleNamespace(iterate_labeled_batches=lambda batch=batch: [batch]),
         )
         assert certificates.measure_agreement(outgoing, runtime, data) == pytest.approx(wanted)
 
@@ -148,7 +148,7 @@ def test_a_name_of_two_classes_judges_no_accuracy():
 def int8_weights(folder: Path) -> list[np.ndarray]:
     """Those of dense layers, without zero points."""
     if (folder / "openvino_model.xml").is_file():
-        operations = openvino_core().read_model(folder / "openvino_model.xml").get_ops()
+        operations = get_openvino_core().read_model(folder / "openvino_model.xml").get_ops()
         found = [each.data for each in operations if each.get_type_name() == "Constant"]
     else:
         found = [onnx.numpy_helper.to_array(each) for each in onnx.load(folder / "model.onnx").graph.initializer]

@@ -53,7 +53,7 @@ def good(origin: str) -> tuple[Shapes, Companions]:
     return shapes, Companions(beside.get("config.json"), beside.get("preprocessor_config.json"))
 
 
-def refusal(shapes: Shapes, companions: Companions) -> str:
+def explain_refusal(shapes: Shapes, companions: Companions) -> str:
     with pytest.raises(UserError) as error:
         conversion.plan(shapes, companions=companions)
     assert "\n" not in str(error.value)
@@ -72,14 +72,16 @@ def test_missing_keys_are_named_as_the_file_spells_them(case):
     for key in shapes:
         if IGNORED.fullmatch(key) or key in ("visual_projection.weight", "proj"):  # without which it is a bare tower
             continue
-        told = refusal({name: shape for name, shape in shapes.items() if name != key}, companions)
+        told = explain_refusal({name: shape for name, shape in shapes.items() if name != key}, companions)
         assert BY_ANOTHER_SIGN.fullmatch(key) or key in told, key
 
 
 def test_added_keys_are_left_over(case):
     shapes, companions = case
     for key in ("temperature", "model.temperature", "encoder.layer.0.temperature", "blocks.0.temperature"):
-        assert re.search(rf"1 keys left over: {re.escape(key)}|another MLP", refusal(shapes | {key: (1,)}, companions))
+        assert re.search(
+            rf"1 keys left over: {re.escape(key)}|another MLP", explain_refusal(shapes | {key: (1,)}, companions)
+        )
 
 
 def test_turned_arrays_are_named(case):
@@ -88,11 +90,11 @@ def test_turned_arrays_are_named(case):
     assert len(turned) >= 5
     for key, shape in turned.items():
         if ALONE.fullmatch(key):
-            assert key in refusal(shapes | {key: shape}, companions)
+            assert key in explain_refusal(shapes | {key: shape}, companions)
         elif not IGNORED.fullmatch(key):
             assert re.search(
                 rf"{re.escape(key)} is {shape[0]}x{shape[1]} .*looks transposed",
-                refusal(shapes | {key: shape}, companions),
+                explain_refusal(shapes | {key: shape}, companions),
             )
 
 
@@ -104,7 +106,7 @@ def test_arrays_of_another_size_are_named(case):
         patches = key.endswith(("patch_embed.proj.weight", "conv1.weight")) and shape[-1] == 4
         if IGNORED.fullmatch(key) or not shape or patches or key == "proj":
             continue
-        told = refusal(shapes | {key: (*shape[:-1], shape[-1] + 1)}, companions)
+        told = explain_refusal(shapes | {key: (*shape[:-1], shape[-1] + 1)}, companions)
         named = key.rpartition(".")[0] or key
         assert named in told or "position table" in told or "does not fit the weights" in told, (key, told)
 
@@ -118,8 +120,8 @@ def test_gaps_in_blocks_and_in_stages(case):
     def moved(number: str) -> Shapes:
         return {key.replace(mark, mark.replace("1", number)): shape for key, (mark, shape) in second.items()}
 
-    assert re.search(r"\d+ keys missing: .*\.2\.\*, .*\.3\.\*", refusal(shapes | moved("4"), companions))
-    assert "keys left over" in refusal(shapes | moved("99999999999"), companions)
+    assert re.search(r"\d+ keys missing: .*\.2\.\*, .*\.3\.\*", explain_refusal(shapes | moved("4"), companions))
+    assert "keys left over" in explain_refusal(shapes | moved("99999999999"), companions)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_gaps_in_blocks_and_in_stages(case):
 )
 def test_what_has_no_counterpart_is_refused_by_name(key: str, told: str):
     shapes, companions = good("timm_vit")
-    message = refusal(shapes | {key: (64,)}, companions)
+    message = explain_refusal(shapes | {key: (64,)}, companions)
     assert re.fullmatch(
         rf"the checkpoint has {told}.*\('{key}'\), which hf_vit does not support; use it with timm", message
     )
@@ -152,7 +154,9 @@ def test_what_has_no_counterpart_is_refused_by_name(key: str, told: str):
 )
 def test_what_is_nowhere_in_the_file_is_refused_by_name(lost: str, told: str):
     shapes, companions = good("timm_vit")
-    assert re.search(told, refusal({key: s for key, s in shapes.items() if not re.fullmatch(lost, key)}, companions))
+    assert re.search(
+        told, explain_refusal({key: s for key, s in shapes.items() if not re.fullmatch(lost, key)}, companions)
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,7 @@ def test_what_is_nowhere_in_the_file_is_refused_by_name(lost: str, told: str):
     ],
 )  # fmt: skip
 def test_architectures_whose_keys_may_look_plain_are_refused_by_name(architecture: str, told: str):
-    message = refusal(good("timm_vit")[0], Companions({"architecture": architecture}))
+    message = explain_refusal(good("timm_vit")[0], Companions({"architecture": architecture}))
     name = architecture.partition(".")[0]
     pattern = rf"the checkpoint: timm's '{name}' has {told}.*, which hf_vit does not support; use it with timm"
     assert re.fullmatch(pattern, message)
@@ -180,14 +184,16 @@ def test_architectures_whose_keys_may_look_plain_are_refused_by_name(architectur
     ],
 )
 def test_weights_that_are_not_of_the_architecture_are_refused(architecture: str, field: str):
-    message = refusal(good("timm_vit")[0], Companions({"architecture": architecture, "input_size": [3, 12, 12]}))
+    message = explain_refusal(
+        good("timm_vit")[0], Companions({"architecture": architecture, "input_size": [3, 12, 12]})
+    )
     assert field in message
 
 
 def test_one_weight_in_two_spellings_is_refused():
     shapes, companions = good("transformers_vit")
     new = "vit.layers.0.attention.q_proj.weight"
-    assert "name the same weight" in refusal(shapes | {new: (24, 24)}, companions)
+    assert "name the same weight" in explain_refusal(shapes | {new: (24, 24)}, companions)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +217,7 @@ def test_one_weight_in_two_spellings_is_refused():
     ],
 )
 def test_configs_of_timm_that_do_not_fit(config: dict, told: str):
-    assert told in refusal(good("timm_vit")[0], Companions(config))
+    assert told in explain_refusal(good("timm_vit")[0], Companions(config))
 
 
 BAD = (-1, 0.5, float("inf"), "x", ["a"], [1, 2, 3], {"a": 1}, {"height": 0, "width": 5})

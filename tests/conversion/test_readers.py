@@ -26,7 +26,7 @@ from hf_vit.conversion.readers import (
     SafetensorsReader,
     ShardedReader,
     TorchReader,
-    all_finite,
+    are_finite,
     open_checkpoint,
 )
 from hf_vit.errors import UserError
@@ -120,7 +120,7 @@ def test_values_are_finite_as_torch_tells(dtype: torch.dtype):
     strided = torch.ones(40, 6, dtype=dtype)
     strided[7, 3] = inf
     for values in (*cases, strided[:, ::2].T, strided[:, 1::2].T):
-        assert all_finite(values) == bool(values.isfinite().all()), values
+        assert are_finite(values) == bool(values.isfinite().all()), values
 
 
 def tensors() -> dict[str, torch.Tensor]:

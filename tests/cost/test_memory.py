@@ -13,7 +13,7 @@ from transformers.initialization import no_init_weights
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.cost import memory_plan
-from hf_vit.speed.measuring import peak_memory
+from hf_vit.speed.measuring import measure_peak_memory
 
 SIZES = dict(hidden_size=64, num_hidden_layers=6, num_attention_heads=4, intermediate_size=256, num_labels=10)
 
@@ -43,7 +43,7 @@ def test_a_step_on_this_machine(tmp_path, precision: str, checkpointing: bool):
 
     plan = memory_plan(tmp_path, batch_size=32, precision=precision, devices=1)
     planned = plan.checkpointed if checkpointing else plan.activations
-    assert planned == pytest.approx(peak_memory(step), rel=0.05)
+    assert planned == pytest.approx(measure_peak_memory(step), rel=0.05)
     assert plan.states == 16 * sum(parameter.numel() for parameter in model.parameters())
 
 

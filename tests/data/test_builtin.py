@@ -12,7 +12,7 @@ from data.conftest import splitmix64
 from PIL import Image
 
 from hf_vit.data import load_data
-from hf_vit.data.builtin import PHOTOGRAPHS, crop_boxes, photograph_tiles
+from hf_vit.data.builtin import PHOTOGRAPHS, crop_boxes, cut_photographs
 from hf_vit.data.scenes import SHAPES, Scenes
 from hf_vit.errors import UserError
 
@@ -344,7 +344,7 @@ def test_a_larger_set_continues_a_smaller_one_and_other_seeds_differ(objects):
 
 def test_splits_have_tiles_of_their_own(objects):
     assert [objects.num_examples(split) for split in SPLITS] == [30, 200, 200]
-    tiles = {split: {tile.tobytes() for tile in photograph_tiles(split)} for split in objects.splits}
+    tiles = {split: {tile.tobytes() for tile in cut_photographs(split)} for split in objects.splits}
     assert {split: len(content) for split, content in tiles.items()} == {"train": 64, "validation": 32, "test": 32}
     assert not tiles["train"] & tiles["test"]
     assert not tiles["validation"] & (tiles["train"] | tiles["test"])

@@ -28,9 +28,9 @@ from hf_vit.data import (
     to_rgb,
     train_transform,
 )
-from hf_vit.data.augmentation import Augmenter, affine, random_keys, shift, uniforms
+from hf_vit.data.augmentation import Augmenter, apply_affine, draw_uniforms, make_random_keys, shift
 from hf_vit.data.images import map_in_threads
-from hf_vit.data.transforms import fill_grid, input_size
+from hf_vit.data.transforms import fill_grid, get_input_size
 from hf_vit.errors import UserError
 
 HANDLER = runpy.run_path(str(Path(hf_vit.__file__).parent / "hub/handler.py"))
@@ -131,7 +131,7 @@ def test_training_without_variation_is_evaluation(pictures, kwargs, size):
     train, evaluate = image_transforms(processor)
     train.set_epoch(3)
     ours, exact = (torch.stack(transform(batch_of(pictures))["pixel_values"]) for transform in (train, evaluate))
-    assert exact.shape == (4, 3, *size) == (4, 3, *input_size(processor))
+    assert exact.shape == (4, 3, *size) == (4, 3, *get_input_size(processor))
     torch.testing.assert_close(ours, exact, atol=1e-6, rtol=0)
 
 
@@ -172,7 +172,7 @@ def test_processor_needs_rgb_and_a_size():
     with pytest.raises(UserError, match="takes 1 channels"):
         make_processor(SimpleNamespace(image_size=8, num_channels=1))
     with pytest.raises(UserError, match="but height and width are needed"):
-        input_size(make_processor(CONFIG, size={"shortest_edge": 24}))
+        get_input_size(make_processor(CONFIG, size={"shortest_edge": 24}))
 
 
 # ---- variations
@@ -207,7 +207,7 @@ def test_affine_is_torchvisions(ours, theirs):
     pixels = torch.randint(0, 256, (2, 3, 20, 31), dtype=torch.uint8)
     settings = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0], **theirs}
     expected = functional.affine(pixels, interpolation=v2.InterpolationMode.BILINEAR, **settings)
-    assert (affine(pixels, **ours).int() - expected.int()).abs().max() <= 1
+    assert (apply_affine(pixels, **ours).int() - expected.int()).abs().max() <= 1
 
 
 def test_fractional_shift_zoom_and_shear_stay_within_their_reach():
@@ -234,7 +234,7 @@ def test_fractional_shift_zoom_and_shear_stay_within_their_reach():
 
 def spread(config: AugmentationConfig, pixels: torch.Tensor, count: int = 400) -> torch.Tensor:
     """One image varied `count` times: [count, 3, H, W]."""
-    keys = random_keys(0, 0, np.arange(count, dtype=np.uint64))
+    keys = make_random_keys(0, 0, np.arange(count, dtype=np.uint64))
     return Augmenter(config, tuple(pixels.shape[-2:]), v2.InterpolationMode.BILINEAR)(
         list(pixels.expand(count, -1, -1, -1)), keys
     )
@@ -290,7 +290,7 @@ def test_random_crops_show_parts_of_the_asked_share():
 )
 def test_what_is_torchvisions_is_so_under_the_images_own_seed(config, theirs, salt):
     pixels = torch.randint(0, 256, (5, 3, 20, 20), dtype=torch.uint8)
-    keys, state = random_keys(1, 2, np.arange(5, dtype=np.uint64)), torch.get_rng_state()
+    keys, state = make_random_keys(1, 2, np.arange(5, dtype=np.uint64)), torch.get_rng_state()
     ours = Augmenter(AugmentationConfig(**config), (20, 20), None)(list(pixels), keys)
     assert torch.equal(torch.get_rng_state(), state), "torch's generator is left as it was"
     for image, varied, key in zip(pixels, ours, keys.tolist(), strict=True):
@@ -303,7 +303,7 @@ def test_a_policy_is_timms_under_the_images_own_seed():
     from timm.data import auto_augment
 
     pixels = torch.randint(0, 256, (6, 3, 20, 24), dtype=torch.uint8)
-    keys = random_keys(1, 2, np.arange(6, dtype=np.uint64))
+    keys = make_random_keys(1, 2, np.arange(6, dtype=np.uint64))
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
     policy, color = "rand-m9-mstd0.5-inc1", (10, 20, 30)
     ours = Augmenter(AugmentationConfig(auto_augment=policy), (20, 24), None, color)(list(pixels), keys)
@@ -422,10 +422,10 @@ def test_variation_depends_on_seed_epoch_and_image_alone(pictures):
 def test_random_keys_are_splitmix64_of_splitmix64(seed, epoch):
     assert splitmix64(0, 0) == 0xE220A8397B1DCDAF, "the generator's well-known first number"
     base = splitmix64(splitmix64(0, seed % 2**64), epoch)
-    keys = random_keys(seed, epoch, np.asarray([0, 1, 2**63], dtype=np.uint64))
+    keys = make_random_keys(seed, epoch, np.asarray([0, 1, 2**63], dtype=np.uint64))
     assert keys.tolist() == [splitmix64(base, image) for image in (0, 1, 2**63)]
     expected = [[(splitmix64(key, draw) >> 11) / 2**53 for draw in range(2)] for key in keys.tolist()]
-    assert uniforms(keys, 2).tolist() == expected
+    assert draw_uniforms(keys, 2).tolist() == expected
 
 
 def reopened(image: Image.Image, kind: str, **options) -> Image.Image:

@@ -51,9 +51,9 @@ def test_segmentation_as_numpy_counts():
     assert values["accuracy"] == pytest.approx(accuracy)
     assert values["mean_accuracy"] == pytest.approx(np.mean(list(accuracy.values())))
     assert values["pixels"] == {name: int((truth == k).sum()) for k, name in enumerate(names[:3])}
-    one = meter.image_score(torch.tensor([[0, 0, 1]]), torch.tensor([[0, 1, 1]]))
+    one = meter.score_image(torch.tensor([[0, 0, 1]]), torch.tensor([[0, 1, 1]]))
     assert one == pytest.approx((1 / 2 + 1 / 2) / 2)
-    assert np.isnan(meter.image_score(torch.tensor([[0]]), torch.tensor([[IGNORED]])))
+    assert np.isnan(meter.score_image(torch.tensor([[0]]), torch.tensor([[IGNORED]])))
 
 
 def objects(boxes, labels, scores=None):
@@ -74,9 +74,9 @@ def test_detection_by_hand():
     assert values["ar100"] == pytest.approx(1.0)
     assert values["ap_of_class"] == pytest.approx({"box": expected})
     assert values["ap_large"] is None
-    assert meter.image_score(answer, truth) == pytest.approx(expected, abs=1e-6)
-    assert meter.image_score(answer, objects([], [])) == 0
-    assert np.isnan(meter.image_score(objects([], [], []), objects([], [])))
+    assert meter.score_image(answer, truth) == pytest.approx(expected, abs=1e-6)
+    assert meter.score_image(answer, objects([], [])) == 0
+    assert np.isnan(meter.score_image(objects([], [], []), objects([], [])))
 
 
 def iou_of(one, other):
@@ -147,7 +147,7 @@ def test_what_gives_nothing_to_judge_by_is_refused(monkeypatch):
     """Crowds alone are no image whose precision is -1, the worst of all, nor a split of which nothing is known."""
     meter, crowd = DetectionMeter(), objects([[0, 0, 9, 9]], [0]) | {"iscrowd": torch.tensor([1])}
     answer = objects([[0, 0, 9, 9]], [0], [0.9])
-    assert np.isnan(meter.image_score(answer, crowd))
+    assert np.isnan(meter.score_image(answer, crowd))
     nothing, pixels = DetectionMeter(), SegmentationMeter(2)
     meter.update(answer, crowd)
     nothing.update(answer, objects([], []))

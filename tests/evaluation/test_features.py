@@ -30,7 +30,7 @@ from transformers import (
 
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
-from hf_vit.loading.outputs import PRE_LOGITS, class_token, depth_features, pre_logits
+from hf_vit.loading.outputs import PRE_LOGITS, compute_depth_features, compute_pre_logits, find_class_token
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
 
@@ -44,9 +44,9 @@ def test_our_resnets_by_block():
     """The channels of every block; AxialResNet's are the last axis of its maps, and its pooled output their mean."""
     for family, row in RESNETS.items():
         model = row.build("classification").eval()
-        pixels = torch.randn(2, 3, *_sides(model.config.image_size))
+        pixels = torch.randn(2, 3, *_get_sides(model.config.image_size))
         with torch.no_grad():
-            found, output = depth_features(model, pixels), model.base_model(pixels)
+            found, output = compute_depth_features(model, pixels), model.base_model(pixels)
         assert list(found)[:-1] == [
             name for name, _ in model.named_modules() if re.fullmatch(r".*stages\.\d\.\d", name)
         ]
@@ -60,20 +60,20 @@ def test_our_resnets_by_block():
 @pytest.mark.parametrize("family", FAMILIES | MIXERS)
 def test_ours_give_the_pooler_output(family):
     model = (FAMILIES | MIXERS)[family].build("classification").eval()
-    pixels = torch.randn(2, 3, *_sides(model.config.image_size))
+    pixels = torch.randn(2, 3, *_get_sides(model.config.image_size))
     with torch.no_grad():
         output = model.base_model(pixels, output_hidden_states=True)
-        assert torch.equal(pre_logits(model, pixels), output.pooler_output)
-        found = depth_features(model, pixels)
+        assert torch.equal(compute_pre_logits(model, pixels), output.pooler_output)
+        found = compute_depth_features(model, pixels)
     assert list(found)[-1] == PRE_LOGITS
     assert len(found) == len(output.hidden_states) + 1
-    token = class_token(model)
+    token = find_class_token(model)
     assert (token is None) == (family in ("axial", "mixer"))
     for features, hidden in zip(found.values(), output.hidden_states[:-1], strict=False):
         torch.testing.assert_close(features, hidden.mean(dim=1) if token is None else hidden[:, 0])
 
 
-def _sides(size):
+def _get_sides(size):
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
@@ -95,16 +95,16 @@ def test_what_the_heads_of_transformers_see(pixels):
             for model in models:
                 output = model(pixels)
                 logits = output.logits if head == "classifier" else output.cls_logits
-                torch.testing.assert_close(getattr(model, head)(pre_logits(model, pixels)), logits)
+                torch.testing.assert_close(getattr(model, head)(compute_pre_logits(model, pixels)), logits)
 
 
 def test_models_of_transformers_without_a_head(pixels):
     resnet = ResNetModel(ResNetConfig(embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1])).eval()
     bare = ViTModel(make_classifier(image_size=16).config, add_pooling_layer=False).eval()
     with torch.no_grad():
-        assert torch.equal(pre_logits(resnet, pixels), resnet(pixels).pooler_output[:, :, 0, 0])
-        assert torch.equal(pre_logits(bare, pixels), bare(pixels).last_hidden_state[:, 0])
-        maps = depth_features(resnet, pixels)
+        assert torch.equal(compute_pre_logits(resnet, pixels), resnet(pixels).pooler_output[:, :, 0, 0])
+        assert torch.equal(compute_pre_logits(bare, pixels), bare(pixels).last_hidden_state[:, 0])
+        maps = compute_depth_features(resnet, pixels)
     assert [tuple(features.shape) for features in maps.values()] == [(3, 8), (3, 12), (3, 12)]
 
 
@@ -114,13 +114,13 @@ def test_models_of_timm(pixels):
     swin = SwinTransformer(img_size=16, patch_size=2, window_size=4, embed_dim=8, depths=(1, 1), num_heads=(1, 2))
     resnet = timm.create_model("resnet10t", num_classes=3).eval()
     with torch.no_grad():
-        assert torch.equal(pre_logits(vit, pixels), vit.forward_features(pixels)[:, 0])
+        assert torch.equal(compute_pre_logits(vit, pixels), vit.forward_features(pixels)[:, 0])
         tokens = vit.forward_intermediates(pixels, return_prefix_tokens=True, intermediates_only=True)
-        for found, (_, prefix) in zip(depth_features(vit, pixels).values(), tokens, strict=False):
+        for found, (_, prefix) in zip(compute_depth_features(vit, pixels).values(), tokens, strict=False):
             torch.testing.assert_close(found, prefix[:, 0])
         for model in (swin.eval(), resnet):
             maps = model.forward_intermediates(pixels, intermediates_only=True)
-            found = list(depth_features(model, pixels).values())
+            found = list(compute_depth_features(model, pixels).values())
             torch.testing.assert_close(found[-2], maps[-1].mean(dim=(2, 3)))
 
 
@@ -130,7 +130,7 @@ def test_a_class_token_that_joins_later(pixels):
     cait, xcit = Cait(**sizes, patch_size=4), Xcit(**sizes, patch_size=8)
     for model, images in ((cait, pixels), (xcit, pixels), (xcit, torch.randn(3, 3, 24, 32))):
         with torch.no_grad():
-            found = depth_features(model.eval(), images)
+            found = compute_depth_features(model.eval(), images)
             maps = model.forward_intermediates(images, intermediates_only=True)
         assert list(found) == ["blocks.0", "blocks.1", PRE_LOGITS]
         for features, each in zip(found.values(), maps, strict=False):
@@ -143,10 +143,10 @@ def test_the_mean_leaves_registers_out(pixels):
     theirs = VisionTransformer(**sizes, class_token=False, reg_tokens=4, global_pool="avg").eval()
     with torch.no_grad():
         hidden = ours.base_model(pixels, output_hidden_states=True).hidden_states
-        for found, tokens in zip(depth_features(ours, pixels).values(), hidden, strict=False):
+        for found, tokens in zip(compute_depth_features(ours, pixels).values(), hidden, strict=False):
             torch.testing.assert_close(found, tokens[:, 3:].mean(dim=1))
         for found, maps in zip(
-            depth_features(theirs, pixels).values(),
+            compute_depth_features(theirs, pixels).values(),
             theirs.forward_intermediates(pixels, intermediates_only=True),
             strict=False,
         ):
@@ -156,7 +156,7 @@ def test_the_mean_leaves_registers_out(pixels):
 def test_layers_that_run_twice_are_numbered(pixels):
     model = FAMILIES["plain"].build("classification", num_hidden_groups=1).eval()
     with torch.no_grad():
-        found = depth_features(model, pixels)
+        found = compute_depth_features(model, pixels)
         hidden = model.base_model(pixels, output_hidden_states=True).hidden_states
     assert list(found) == ["vit.embeddings", "vit.layers.0", "vit.layers.0 (2)", PRE_LOGITS]
     torch.testing.assert_close(found["vit.layers.0"], hidden[1][:, 0])
@@ -189,7 +189,7 @@ def test_what_an_examination_cannot_do_is_refused(pixels, monkeypatch):
         (lambda: examine(batch_size=0), "the batch size is 0, but it must be at least 1"),
         (lambda: examine(num_images=0), "the number of images is 0, but it must be at least 1"),
         (lambda: examine(split="holdout"), "has no split 'holdout'"),
-        (lambda: pre_logits(torch.nn.Linear(1, 1), pixels), "features of a Linear cannot be read"),
+        (lambda: compute_pre_logits(torch.nn.Linear(1, 1), pixels), "features of a Linear cannot be read"),
         (
             lambda: list(examine(ViTModel(make_classifier().config)).iterate_pixels()),
             "ViTModel has no class names to compare with the labels; choose --protocol few-shot",

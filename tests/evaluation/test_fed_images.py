@@ -199,7 +199,7 @@ def test_what_they_do_not_go_with(folder, classifier, tmp_path):
         with pytest.raises(UserError, match=said):
             measure(model, data, **output, **given)
     for subject, said in (
-        (examine().subject, "only takes images of one size; leave --max-num-patches out"),
+        (examine().loaded, "only takes images of one size; leave --max-num-patches out"),
         (load_model((OTHERS["mixer"].build("classification"), ViTImageProcessor())), "only takes images of one size"),
         (
             load_model((HfViTModel(classifier.config, add_pooling_layer=False), ViTImageProcessor())),
@@ -378,7 +378,7 @@ def test_a_fingerprint_stays_that_of_the_weights_and_other_models_stay_as_they_a
     optimized = evaluate(saved, str(data), optimize=True)
     assert optimized.engine == "torch"
     subject = load_model(saved)
-    assert optimized.examination.subject.fingerprint == subject.fingerprint
+    assert optimized.examination.loaded.fingerprint == subject.fingerprint
     # What is made in Python is somebody's; and what reads inside of a model, or its gradients, needs it as loaded.
     assert evaluate((subject.model, subject.processor), str(data), optimize=True).engine is None
     assert evaluate(saved, str(data), protocol="robustness", optimize=True, steps=1).engine is None

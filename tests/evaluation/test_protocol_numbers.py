@@ -29,14 +29,14 @@ from hf_vit.evaluation.protocols.robustness import (
     corrupt,
     corrupt_batch,
     corruptions,
-    disk_kernel,
+    draw_start,
     drop,
     fgsm,
+    make_disk_kernel,
+    make_motion_kernel,
     measure_saliency,
-    motion_kernel,
     patch_drop,
     pgd,
-    random_start,
     robustness,
 )
 from hf_vit.loading.model import LoadedModel
@@ -498,7 +498,7 @@ def test_at_the_border_only_what_is_left_counts(linear):
     def loss(moved):
         return margin(linear, scale, moved)
 
-    start = random_start(pixels, 3)
+    start = draw_start(pixels, 3)
     for attacked in (fgsm(loss, pixels, epsilon), pgd(loss, pixels, epsilon, steps=8, start=start)):
         torch.testing.assert_close(loss(attacked) - loss(pixels), expected, rtol=1e-6, atol=0)
         assert float(attacked.min()) >= 0
@@ -513,7 +513,7 @@ def test_pgd_stays_in_the_ball_and_beats_fgsm_on_a_curved_loss():
     def loss(moved):
         return nn.functional.cross_entropy(model(moved * 2 - 1).logits, labels, reduction="none")
 
-    epsilon, start = 16 / 255, random_start(pixels, 0)
+    epsilon, start = 16 / 255, draw_start(pixels, 0)
     assert float(start.abs().max()) <= 1
     once, often = fgsm(loss, pixels, epsilon), pgd(loss, pixels, epsilon, steps=20)
     begun = pgd(loss, pixels, epsilon, steps=1, start=start)
@@ -609,20 +609,20 @@ def test_the_statistics_of_noise():
 
 def test_kernels_of_blurs():
     for radius in (0.3, 0.9, 4.0, 7.5):
-        kernel = disk_kernel(radius)
+        kernel = make_disk_kernel(radius)
         assert kernel.sum() == pytest.approx(1)
         assert (kernel == kernel[::-1]).all()
         assert (kernel == kernel.T).all()
-    inside = disk_kernel(7.5)[8, 8]
+    inside = make_disk_kernel(7.5)[8, 8]
     assert inside == pytest.approx(1 / (np.pi * 7.5**2), rel=0.01), "a whole pixel weighs one over the disk's area"
-    straight = motion_kernel(3.0, 2.0, 0.0)
+    straight = make_motion_kernel(3.0, 2.0, 0.0)
     middle = len(straight) // 2
     assert straight.sum() == pytest.approx(1)
     assert straight[middle].sum() == pytest.approx(1), "along a row nothing leaves it"
     assert straight[middle, :middle].sum() == 0, "it smears to one side"
     weights = straight[middle, middle : middle + 7]
     assert (np.diff(weights[1:]) < 0).all()
-    turned = motion_kernel(3.0, 2.0, np.pi / 4)
+    turned = make_motion_kernel(3.0, 2.0, np.pi / 4)
     assert np.trace(turned) > 0.4
     assert np.tril(turned, -2).sum() == np.triu(turned, 2).sum() == 0
 

@@ -12,7 +12,7 @@ from hf_vit.data import ImageData
 from hf_vit.errors import UserError
 from hf_vit.evaluation import PROTOCOLS, evaluate_protocol
 from hf_vit.hub.card import render_card
-from hf_vit.results.facts import Facts, append_record, new_record
+from hf_vit.results.facts import Facts, append_record, make_record
 
 # Options that keep a protocol quick, as they are typed.
 QUICK = {
@@ -114,7 +114,7 @@ def test_a_protocol_leaves_the_pictures_of_top1_in_the_card(run, save_classifier
     assert "](confusion_matrix.png)" in card
     assert "](evaluation_knn.png)" in card
     assert "## Further measurements" in card
-    append_record(folder, new_record("training", values={}, command="hf-vit finetune"))
+    append_record(folder, make_record("training", values={}, command="hf-vit finetune"))
     assert "## Further measurements" not in render_card(folder), "of earlier weights"
 
 

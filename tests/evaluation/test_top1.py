@@ -38,7 +38,7 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.metrics import ClassificationMetrics
 from hf_vit.evaluation.protocols.frame import make_thumbnail
 from hf_vit.evaluation.reading import Collate, iterate_batches
-from hf_vit.loading.model import load_model, match_labels, unique_names
+from hf_vit.loading.model import load_model, make_names_unique, match_labels
 from hf_vit.results.figures import save_figure
 
 COUNT = 61
@@ -162,7 +162,7 @@ def test_names_of_classes(names, of_model, expected):
     else:
         with pytest.raises(UserError, match=expected):
             match_labels(names, of_model)
-    assert unique_names(IMAGENET) == ["crane (0)", "heron", "crane (2)"]
+    assert make_names_unique(IMAGENET) == ["crane (0)", "heron", "crane (2)"]
 
 
 class Untouchable:

@@ -260,7 +260,8 @@ def test_the_tasks_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("copy", "read", "test"), [(sun397, vtab.sun397, 3), (eurosat, vtab.eurosat, 6), (resisc45, vtab.resisc45, 3)]
+    ("copy", "read", "test"),
+    [(sun397, vtab.read_sun397, 3), (eurosat, vtab.read_eurosat, 6), (resisc45, vtab.read_resisc45, 3)],
 )
 def test_sets_without_published_parts(tmp_path, copy, read, test):
     copy(tmp_path)
@@ -286,7 +287,7 @@ def test_camelyon_is_read_with_h5py_or_asks_for_it(tmp_path):
         for kind, key, array in (("x", "x", images), ("y", "y", np.array([1, 0]).reshape(2, 1, 1, 1))):
             with h5py.File(place / f"camelyonpatch_level_2_split_{split}_{kind}.h5", "w") as file:
                 file[key] = array
-    parts = vtab.camelyon(tmp_path)
+    parts = vtab.read_camelyon(tmp_path)
     assert [pairs(part) for part in parts] == [[(n, 1), (n + 1, 0)] for n in range(3)]
 
 
@@ -309,14 +310,14 @@ def same(*numbers):
 
 # Copy -> reader -> (what the picture shows, its class) of the published parts.
 PARTS = {
-    "cifar100": (cifar100, vtab.cifar100,
+    "cifar100": (cifar100, vtab.read_cifar100,
                  [[(row, 99 - row) for row in range(12)], [(row, 99 - row) for row in range(5)]]),
-    "dtd": (dtd, partial(vtab.published, dataset=DTD), [same(0, 1, 2)] * 3),
-    "flowers102": (flowers102, partial(vtab.published, dataset=Flowers102), [same(2, 1), same(0, 1), same(0, 2)]),
-    "pets": (pets, vtab.pets, [same(0, 0, 1, 1), same(0, 1)]),
-    "svhn": (svhn, vtab.svhn, [same(*range(1, 10), 0), same(1, 2, 3, 4)]),
-    "objects": (clevr, vtab.clevr_count, [None, None, same(0, 1, 2)]),
-    "records": (lambda root: dmlab(root, example_writer()), vtab.dmlab,
+    "dtd": (dtd, partial(vtab.read_published, dataset=DTD), [same(0, 1, 2)] * 3),
+    "flowers102": (flowers102, partial(vtab.read_published, dataset=Flowers102), [same(2, 1), same(0, 1), same(0, 2)]),
+    "pets": (pets, vtab.read_pets, [same(0, 0, 1, 1), same(0, 1)]),
+    "svhn": (svhn, vtab.read_svhn, [same(*range(1, 10), 0), same(1, 2, 3, 4)]),
+    "objects": (clevr, vtab.read_clevr_count, [None, None, same(0, 1, 2)]),
+    "records": (lambda root: dmlab(root, example_writer()), vtab.read_dmlab,
                 [same(0, 5), same(1), same(2, 3, 4)]),
 }  # fmt: skip
 
@@ -332,18 +333,18 @@ def test_published_parts_are_read(tmp_path, monkeypatch, name):
     if name == "objects":
         assert pairs(parts.train) == same(*range(8))
         # Depths 7.9, 8.4, 8.9, ... 11.4 against the ends 0, 8, 8.5, 9, 9.5, 10.
-        assert pairs(vtab.clevr_distance(tmp_path).train) == list(enumerate([0, 1, 2, 3, 4, 5, 5, 5]))
+        assert pairs(vtab.read_clevr_distance(tmp_path).train) == list(enumerate([0, 1, 2, 3, 4, 5, 5, 5]))
 
 
 def test_retinopathy_takes_its_parts_from_the_leaderboards(tmp_path):
     retinopathy(tmp_path)
-    parts = vtab.retinopathy(tmp_path)
+    parts = vtab.read_retinopathy(tmp_path)
     assert [[label for _, label in (part[row] for row in range(len(part)))] for part in parts] == [[0, 4], [2], [1, 3]]
 
 
 def test_caltech101_has_thirty_images_a_class_to_learn_from(tmp_path):
     caltech101(tmp_path)
-    parts = vtab.caltech101(tmp_path)
+    parts = vtab.read_caltech101(tmp_path)
     for images, count in ((parts.train, 30), (parts.test, 4)):
         assert np.bincount([label for _, label in pairs(images)]).tolist() == [count] * 3
         assert all(seen == label for seen, label in pairs(images))
@@ -352,7 +353,7 @@ def test_caltech101_has_thirty_images_a_class_to_learn_from(tmp_path):
 @pytest.mark.parametrize(("value", "label"), [(0.1, 0), (8.0, 0), (8.0001, 1), (10.0, 4), (10.5, 5)])
 def test_a_depth_on_the_end_of_a_bin_is_of_the_nearer_one(value, label):
     thresholds = np.array([0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0])
-    assert vtab.bin_of(value, vtab.CLEVR_DEPTHS) == label
+    assert vtab.find_bin(value, vtab.CLEVR_DEPTHS) == label
     assert label == np.where((thresholds - value) < 0)[0].max()  # as the paper's code says it
 
 
@@ -394,8 +395,8 @@ def example_writer():
 def test_dsprites_bins_positions_by_two_and_angles_by_two_and_a_half(tmp_path):
     dsprites(tmp_path)
     for read, label_of in (
-        (partial(vtab.dsprites, factor=4), lambda number: number % 32 // 2),
-        (partial(vtab.dsprites, factor=3), lambda number: int(number % 40 / 2.5)),
+        (partial(vtab.read_dsprites, factor=4), lambda number: number % 32 // 2),
+        (partial(vtab.read_dsprites, factor=3), lambda number: int(number % 40 / 2.5)),
     ):
         parts = read(tmp_path)
         assert (len(parts.train), len(parts.test)) == (288, 32)
@@ -410,7 +411,7 @@ def test_dsprites_bins_positions_by_two_and_angles_by_two_and_a_half(tmp_path):
 
 def test_kitti_bins_the_closest_vehicle_and_parts_by_drives(tmp_path):
     kitti(tmp_path)
-    parts = vtab.kitti(tmp_path)
+    parts = vtab.read_kitti(tmp_path)
     order = np.random.default_rng(1).permutation(40)
     drives = []
     for images in (parts.train, parts.validation, parts.test):
@@ -425,10 +426,10 @@ def test_kitti_bins_the_closest_vehicle_and_parts_by_drives(tmp_path):
 
 def test_small_norb_reads_the_first_camera(tmp_path):
     small_norb(tmp_path)
-    parts = vtab.small_norb(tmp_path, column=2, unit=2)
+    parts = vtab.read_small_norb(tmp_path, column=2, unit=2)
     assert pairs(parts.train) == [(number % 18, number % 18) for number in range(36)]
     assert (len(parts.validation), len(parts.test)) == (18, 18)
-    parts = vtab.small_norb(tmp_path, column=1, unit=1)
+    parts = vtab.read_small_norb(tmp_path, column=1, unit=1)
     assert all(seen % 9 == label for part in parts for seen, label in pairs(part))
     assert {label for _, label in pairs(parts.train)} == set(range(9))
 

@@ -26,7 +26,7 @@ from hf_vit.hub.contents import collect, describe_model
 from hf_vit.hub.published_results import RESULTS_FILE
 from hf_vit.loading import load_model
 from hf_vit.results.documents import Document, Measurements
-from hf_vit.results.facts import DataFact, Facts, append_record, new_record
+from hf_vit.results.facts import DataFact, Facts, append_record, make_record
 from hf_vit.results.redaction import redact_message
 
 Command = Callable[..., tuple[int, str, str]]
@@ -294,7 +294,7 @@ class _Result(Document):
 
 def write_facts(folder: Path, text: str) -> None:
     values = {"note": text, "deep": [{text: [text]}], "base_model": text}
-    record = new_record("training", values=values, command=["hf-vit", "x", *text.split()], data=DataFact(name=text))
+    record = make_record("training", values=values, command=["hf-vit", "x", *text.split()], data=DataFact(name=text))
     append_record(folder, record)
 
 

@@ -72,7 +72,7 @@ PROGRAMS = dict[Any, Any]()
 @pytest.fixture(autouse=True, scope="module")
 def _exported_once() -> Iterator[None]:
     """Exporting takes seconds: of the same model of a family, engines are given the same graph."""
-    export = engines.onnx_of_batches
+    export = engines.export_onnx_of_batches
 
     def exported(module: Any, example: torch.Tensor, names: list[str]) -> Any:
         weights = tuple(float(each.sum()) for each in [*module.parameters(), *module.buffers()])
@@ -84,7 +84,7 @@ def _exported_once() -> Iterator[None]:
         return PROGRAMS[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "onnx_of_batches", exported)
+        patch.setattr(engines, "export_onnx_of_batches", exported)
         yield
 
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_vit
 from hf_vit.conversion.targets.graphs import runtimes
-from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
+from hf_vit.conversion.targets.graphs.tracing import export_onnx_of_batches
 from hf_vit.inference import engines
 from hf_vit.inference.engines import separate_projections
 from hf_vit.inference.layers import ChannelwiseGroupNorm, FusedAttention
@@ -329,7 +329,7 @@ def gelu_behind_a_product(approximate: str) -> Any:
     dense.weight.copy_(torch.eye(8))
     dense.bias.fill_(0.125)
     layers = torch.nn.Sequential(dense, torch.nn.GELU(approximate)).eval()
-    return onnx_of_batches(layers, torch.ones(500, 8), ["outputs"])
+    return export_onnx_of_batches(layers, torch.ones(500, 8), ["outputs"])
 
 
 @pytest.mark.parametrize("with_avx2_alone", [True, False])
@@ -391,8 +391,8 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """One entry for each export, with graphs kept under `tmp_path`."""
     monkeypatch.setenv(runtimes.CACHE_VARIABLE, str(tmp_path / "graphs"))
-    export, calls = engines.onnx_of_batches, list[Any]()
-    monkeypatch.setattr(engines, "onnx_of_batches", lambda *given: (calls.append(given), export(*given))[1])
+    export, calls = engines.export_onnx_of_batches, list[Any]()
+    monkeypatch.setattr(engines, "export_onnx_of_batches", lambda *given: (calls.append(given), export(*given))[1])
     return calls
 
 

@@ -159,7 +159,7 @@ def test_packed_weights_are_the_only_ones():
     assert packed + tables + sum(t.numel() for t in [*fast.parameters(), *fast.buffers()]) == before
 
 
-@pytest.mark.parametrize(("choice", "kept"), [("bicubic", "position_table"), ("rotary", "rotation")])
+@pytest.mark.parametrize(("choice", "kept"), [("bicubic", "compute_position_table"), ("rotary", "rotation")])
 @torch.no_grad()
 def test_positions_are_kept_a_grid(monkeypatch, choice: str, kept: str):
     """Computed once a grid, for a limited number of grids; equal all along."""

@@ -14,10 +14,10 @@ from hf_vit.models.embeddings_hf_vit import (
     RelativePositionBias,
     RelativePositionKeys,
     _compute_bicubic_weights,
+    make_sincos_1d_table,
+    make_sincos_2d_table,
     resample_patch_kernel,
     resample_position_table,
-    sincos_1d_table,
-    sincos_2d_table,
 )
 
 PLAIN = FAMILIES["plain"]
@@ -52,7 +52,7 @@ def test_resampling_in_bfloat16_and_of_a_wrong_table():
 @pytest.mark.parametrize("grid", [(4, 6), (1, 5), (3, 3)])
 def test_sincos_tables_are_the_formula(grid):
     h, w = grid
-    two, one = sincos_2d_table(grid, 16).numpy(), sincos_1d_table(grid, 16).numpy()
+    two, one = make_sincos_2d_table(grid, 16).numpy(), make_sincos_1d_table(grid, 16).numpy()
     for y in range(h):
         for x in range(w):
             for k in range(4):
@@ -111,7 +111,7 @@ def test_what_is_added_to_which_token(choice: str, grid: tuple[int, int]):
         if rows_first and config.num_special_tokens:
             wanted_special[:] = embeddings.class_position_embedding[0].numpy()
     elif config.position_embedding.startswith("sincos"):
-        table = {"sincos_1d": sincos_1d_table, "sincos_2d": sincos_2d_table}[config.position_embedding]
+        table = {"sincos_1d": make_sincos_1d_table, "sincos_2d": make_sincos_2d_table}[config.position_embedding]
         wanted = table(grid, 32).numpy().reshape(h, w, 32)
     np.testing.assert_allclose(patches.numpy(), wanted.reshape(-1, 32), rtol=0, atol=1e-12)
     np.testing.assert_allclose(special.numpy(), wanted_special, rtol=0, atol=1e-12)
@@ -214,12 +214,15 @@ def test_tables_of_rows_and_of_columns_are_smoothed_too(old: int, new: int):
     fields = {"position_interpolation": "flexivit", "image_size": (old * 4, old * 4)}
     model = PLAIN.build("model", "learned_2d", dtype=torch.float64, **fields)
     table = model.embeddings
-    (rows, _), weights = table.position_table((new, new), like=torch.zeros(1)), linear_weights(old, new, antialias=True)
+    (rows, _), weights = (
+        table.compute_position_table((new, new), like=torch.zeros(1)),
+        linear_weights(old, new, antialias=True),
+    )
     halves = [weights @ getattr(table, f"{name}_position_embeddings").detach().numpy()[0] for name in ("row", "column")]
     wanted = np.concatenate([np.repeat(halves[0], new, axis=0), np.tile(halves[1], (new, 1))], axis=1)
     np.testing.assert_allclose(rows[0].detach(), wanted, rtol=0, atol=1e-12)
     model.resize_to((new * 4, new * 4))
-    (resized, _) = table.position_table((new, new), like=torch.zeros(1))
+    (resized, _) = table.compute_position_table((new, new), like=torch.zeros(1))
     np.testing.assert_allclose(resized[0].detach(), wanted, rtol=0, atol=1e-12)
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForMaskedImageModeling
 
 from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTForMaskedPatchPrediction, HfViTModel
 from hf_vit.models.embeddings_hf_vit import corrupt_patches
-from hf_vit.models.pretraining_hf_vit import build_target, class_colors, cut_patches, join_patches, number_colors
+from hf_vit.models.pretraining_hf_vit import build_target, cut_patches, get_class_colors, join_patches, number_colors
 
 TARGETS = ("mean_color", "downsampled", "pixels")
 MEAN, STD = (0.4, 0.5, 0.6), (0.25, 0.5, 0.3)
@@ -128,7 +128,7 @@ def test_embeddings_are_corrupted_before_positions_are_added(name: str):
     images, embeddings = family.images(model.config, dtype=torch.float64), model.vit.embeddings
     inputs = corruption(model.config, images)
     patches = embeddings.patch_embeddings(images)
-    positions, _ = embeddings.position_table(model.config.grid, like=patches)
+    positions, _ = embeddings.compute_position_table(model.config.grid, like=patches)
     wanted = corrupt_patches(patches, embeddings.mask_token, inputs["bool_masked_pos"], inputs["patch_sources"])
     found = embeddings(images, **inputs).hidden_states[:, model.config.num_special_tokens :]
     torch.testing.assert_close(found, wanted + positions, rtol=0, atol=1e-12)
@@ -159,7 +159,7 @@ def test_padded_batch_is_corrupted_as_each_image_alone():
 
 def test_classes_and_colours():
     every = torch.arange(512)
-    colours = class_colors(every, 3)
+    colours = get_class_colors(every, 3)
     assert torch.equal(number_colors(colours), every)
     assert [int(number_colors(torch.tensor(c))) for c in ([0.0, 0, 0], [1.0, 1, 1], [1.0, 0, 0], [0, 0, 0.125])] == [
         0, 511, 7 * 64, 1,

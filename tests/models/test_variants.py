@@ -10,8 +10,8 @@ from transformers import AutoConfig
 
 import hf_vit
 from hf_vit import VARIANTS, UserError, variant_config
-from hf_vit.families import family_of
-from hf_vit.variants import HYBRIDS, ROTARY, variant_names
+from hf_vit.families import find_family
+from hf_vit.variants import HYBRIDS, ROTARY, list_variant_names
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -71,7 +71,7 @@ SIZES = (
 def count(name: str, labels: int = 0, **overrides) -> int:
     config = variant_config(name, num_labels=labels, **overrides)
     with torch.device("meta"):
-        model = family_of(config.model_type).classes["classification" if labels else "model"](config)
+        model = find_family(config.model_type).classes["classification" if labels else "model"](config)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -118,14 +118,14 @@ def formula(name: str) -> int:
 
 
 def test_count_is_the_formulas():
-    names = [name for name in variant_names() if not name.startswith(("AxialResNet", "BiT", "Mixer", *ROTARY))]
+    names = [name for name in list_variant_names() if not name.startswith(("AxialResNet", "BiT", "Mixer", *ROTARY))]
     assert {name: count(name) for name in names} == {name: formula(name) for name in names}
 
 
 def test_count_is_the_published():
     for name, millions in HEADLESS.items():
         assert count(name) / 1e6 == pytest.approx(millions, abs=1e-9 if name in HYBRIDS else 0.05), name
-    assert {name for name in variant_names() if name.startswith("Mixer")} == {f"Mixer-{size}" for size in MIXERS}
+    assert {name for name in list_variant_names() if name.startswith("Mixer")} == {f"Mixer-{size}" for size in MIXERS}
     for size, millions in MIXERS.items():
         assert count(f"Mixer-{size}") / 1e6 == pytest.approx(millions, abs=0.5), size
     for size, millions in DINOV3.items():

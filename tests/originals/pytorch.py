@@ -228,7 +228,7 @@ def pixels(images: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2)
 
 
-def largest_difference(ours: torch.Tensor, theirs: np.ndarray) -> float:
+def measure_difference(ours: torch.Tensor, theirs: np.ndarray) -> float:
     assert tuple(ours.shape) == theirs.shape
     return float((ours.detach().double() - torch.from_numpy(theirs).double()).abs().max())
 

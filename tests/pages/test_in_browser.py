@@ -22,8 +22,8 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Vi
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.analysis import show
 from hf_vit.analysis.analysis import TokenLayout
-from hf_vit.analysis.positions import patch_positions, position_similarity
-from hf_vit.analysis.rollout import rollout_step
+from hf_vit.analysis.positions import compute_position_similarity, get_patch_positions
+from hf_vit.analysis.rollout import add_rollout_layer
 from hf_vit.data import make_processor
 from hf_vit.data.images import to_rgb
 from hf_vit.pages import making
@@ -79,7 +79,7 @@ def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None, 
         hidden, maps = model(image, output_hidden_states=True).hidden_states[1], model.attention_maps(image)
     about = describe_model(model, make_processor(model.config), "tiny", None)
     outputs = {"hidden_1": hidden[0], **outputs_of(maps)}
-    positions = patch_positions(model)
+    positions = get_patch_positions(model)
     if positions is not None:
         outputs["positions"] = positions.flatten(0, 1)
     given = _maps_of(about, outputs, query, head)
@@ -94,7 +94,7 @@ def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None, 
 
     rolled = None
     for layer in maps:
-        rolled = rollout_step(rolled, maps, layer, 0.5)
+        rolled = add_rollout_layer(rolled, maps, layer, 0.5)
     assert rolled is not None
     np.testing.assert_allclose(given["rollout"], asked(rolled[0]), atol=1e-6)
     heads = slice(None) if head is None else [head]
@@ -107,7 +107,7 @@ def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None, 
     of = vectors.mean(0) if query is None else vectors[query]
     np.testing.assert_allclose(given["features"], torch.cosine_similarity(of[None], vectors), atol=1e-5)
     if positions is not None and query is not None:
-        expected = position_similarity(positions).flatten(2).flatten(0, 1)[query]
+        expected = compute_position_similarity(positions).flatten(2).flatten(0, 1)[query]
         np.testing.assert_allclose(given["positions"], expected, atol=1e-5)
 
 

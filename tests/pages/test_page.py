@@ -32,11 +32,11 @@ from transformers import (
 from hf_vit import HfViTModel, variant_config
 from hf_vit.analysis import show
 from hf_vit.errors import UserError
-from hf_vit.families import family_of
+from hf_vit.families import find_family
 from hf_vit.pages import making
 from hf_vit.pages.description import describe_model, describe_preprocessing
 from hf_vit.pages.graph import count_inner_values, write_graph
-from hf_vit.pages.making import distinct_names, make_page
+from hf_vit.pages.making import make_page, shorten_names
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_folder(plain: Path, runtime_files: Path, tmp_path: Path, command: Calla
 def test_graph_gives_what_the_model_does(family: str, choice: str, tmp_path: Path):
     """The model is computed in float64; attention is held against `attention_maps`, which computes it anew."""
     model = FAMILIES[family].build("classification", choice)
-    kind = family_of(model.config.model_type)
+    kind = find_family(model.config.model_type)
     assert kind is not None
     image = FAMILIES[family].images(model.config, 1)
     names = write_graph(model, tmp_path / "model.onnx")
@@ -128,9 +128,9 @@ def test_preparation_that_the_page_does_not_know_is_refused(settings: dict[str, 
 def test_models_of_one_name_are_told_apart_without_their_place(tmp_path: Path):
     ann, bob = (tmp_path / name / "model" for name in ("ann", "bob"))
     ann.mkdir(parents=True)
-    assert distinct_names([ann, bob, "alice/vit"]) == ["ann/model", "bob/model", "vit"]
-    assert distinct_names([ann, bob, bob]) == ["ann/model", "model (2)", "model (3)"]
-    assert distinct_names([ann / ".." / "model"]) == ["model"]
+    assert shorten_names([ann, bob, "alice/vit"]) == ["ann/model", "bob/model", "vit"]
+    assert shorten_names([ann, bob, bob]) == ["ann/model", "model (2)", "model (3)"]
+    assert shorten_names([ann / ".." / "model"]) == ["model"]
 
 
 def test_what_is_no_share_is_no_figure(plain: Path, tmp_path: Path):

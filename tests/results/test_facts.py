@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.environment import hardware, versions
+from hf_vit.environment import list_versions, read_hardware
 from hf_vit.errors import UserError
 from hf_vit.results.documents import Measurements
-from hf_vit.results.facts import DataFact, Facts, Record, append_record, is_recorded, new_record
+from hf_vit.results.facts import DataFact, Facts, Record, append_record, is_recorded, make_record
 
 TOKEN = "hf_" + "Qw3rTy" * 6
 
 
 def _record(**changes: object) -> Record:
     fields: dict[str, object] = {"command": ["hf-vit", "evaluate"], "seed": 0, "values": {"top1": 0.5}, **changes}
-    return new_record("evaluation", **fields)  # type: ignore[arg-type]
+    return make_record("evaluation", **fields)  # type: ignore[arg-type]
 
 
 def test_records_come_back_as_written_from_a_sorted_list(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_nothing_personal_gets_into_a_record(tmp_path: Path) -> None:
-    record = new_record(
+    record = make_record(
         "training",
         values={"base": tmp_path / "base", "note": f"loaded {tmp_path}/a.png, half 1/2", str(tmp_path): {"x": ["y"]}},
         command=[f"{tmp_path}/hf-vit", "finetune", f"--data={tmp_path}/d"],
@@ -129,7 +129,7 @@ def test_nothing_personal_gets_into_a_record(tmp_path: Path) -> None:
 def test_no_secret_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training script's own arguments, and records that somebody else made."""
     monkeypatch.setattr("sys.argv", ["/home/ann/run.py", "--hub_token", TOKEN, "--wandb-key=abc123", "--seed", "1"])
-    record = new_record("training", values={"recipe": {"hub_token": "s3cret"}})
+    record = make_record("training", values={"recipe": {"hub_token": "s3cret"}})
     assert record.command == "python run.py --hub_token REDACTED --wandb-key=REDACTED --seed 1"
     foreign = Record(kind="training", command=f"train --hub_token {TOKEN}", date=datetime.now(UTC), values={"x": TOKEN})
     Facts(records=[record, foreign]).save(tmp_path)
@@ -173,7 +173,7 @@ def test_numbers_that_are_none_are_read_as_words(tmp_path: Path) -> None:
 
 def test_a_record_is_known_by_what_it_holds(tmp_path: Path):
     values = {"analyses": {"cka": {"mean": 0.25, "layers": (1, 2)}}, "skipped": 0}
-    append_record(tmp_path, new_record("analysis", values=values, command="hf-vit analyze"))
+    append_record(tmp_path, make_record("analysis", values=values, command="hf-vit analyze"))
     assert is_recorded(tmp_path, "analysis", {"analyses": {"cka": {"layers": [1, 2]}}})
     assert not is_recorded(tmp_path, "analysis", {"analyses": {"cka": {"mean": 0.5}}})
     assert not is_recorded(tmp_path, "analysis", {"analyses": {"other": {}}})
@@ -182,13 +182,13 @@ def test_a_record_is_known_by_what_it_holds(tmp_path: Path):
 
 def test_what_cannot_be_recorded_is_refused() -> None:
     with pytest.raises(ValueError, match="choose from training"):
-        new_record("guess", values={})
+        make_record("guess", values={})
     with pytest.raises(ValueError, match="cannot store <object"):
-        new_record("training", values={"x": object()})
+        make_record("training", values={"x": object()})
 
 
 def test_hardware_and_versions_are_this_machine() -> None:
-    machine, found = hardware("cpu"), versions()
+    machine, found = read_hardware("cpu"), list_versions()
     assert (machine["device"], bool(machine["name"])) == ("cpu", True)
     assert 1 <= machine["cores"] <= (os.cpu_count() or 1)
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -199,7 +199,7 @@ def test_hardware_and_versions_are_this_machine() -> None:
 
 @pytest.mark.gpu
 def test_the_gpu_is_named() -> None:
-    machine = hardware("cuda")
+    machine = read_hardware("cuda")
     assert machine["device"] == "cuda"
     assert machine["name"] == torch.cuda.get_device_name(0)
     assert machine["gpus"] == torch.cuda.device_count()

@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 
 import hf_vit
 from hf_vit import UserError
-from hf_vit.errors import refusal
-from hf_vit.results.delivery import _find_foreign_files, new_folder, prepare_output
-from hf_vit.results.facts import append_record, new_record
-from hf_vit.results.writing import explain_write_errors, hidden_sibling, write_atomically
+from hf_vit.errors import explain_refusal
+from hf_vit.results.delivery import _find_foreign_files, deliver_folder, prepare_output
+from hf_vit.results.facts import append_record, make_record
+from hf_vit.results.writing import explain_write_errors, make_hidden_path, write_atomically
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def dead() -> int:
 
 
 def left_by(process: int, path: Path, ending: str = "tmp") -> Path:
-    name = hidden_sibling(path, ending).name
+    name = make_hidden_path(path, ending).name
     return path.with_name(name.replace(f"-{os.getpid()}-", f"-{process}-"))
 
 
@@ -51,7 +51,7 @@ def test_a_folder_that_was_set_aside_is_put_back_before_it_is_judged(dead: int, 
 
 def test_what_a_process_of_the_same_number_left_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As in containers, where every run may be process 1."""
-    mine, earlier = hidden_sibling(tmp_path / "facts.json", "tmp"), hidden_sibling(tmp_path / "model", "former")
+    mine, earlier = make_hidden_path(tmp_path / "facts.json", "tmp"), make_hidden_path(tmp_path / "model", "former")
     mine.touch()
     earlier.mkdir()
     write_atomically(tmp_path / "facts.json", "whole")
@@ -67,7 +67,7 @@ def test_long_names_are_told_apart_and_fit(dead: int, tmp_path: Path):
     aside = left_by(dead, second, "former")
     aside.mkdir()
     (aside / "mark").touch()
-    with new_folder(prepare_output(first)) as folder:
+    with deliver_folder(prepare_output(first)) as folder:
         (folder / "whole").touch()
     with pytest.raises(UserError, match="is not empty"):
         prepare_output(second)
@@ -120,7 +120,7 @@ def test_a_link_in_a_folder_leads_nothing_out_of_it(tmp_path: Path):
 def make_model(folder: Path, kind: str = "conversion") -> Path:
     folder.mkdir(parents=True)
     (folder / "model.safetensors").touch()
-    append_record(folder, new_record(kind, values={}, command="hf-vit"))
+    append_record(folder, make_record(kind, values={}, command="hf-vit"))
     return folder
 
 
@@ -158,7 +158,7 @@ def make_files(folder: Path, *names: str) -> None:
 
 
 def test_a_new_folder_bears_the_name_of_its_place(tmp_path: Path):
-    with new_folder(tmp_path / "model") as folder:
+    with deliver_folder(tmp_path / "model") as folder:
         assert (folder.name, (tmp_path / "model").exists()) == ("model", False)
         (folder / "whole").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "whole"]
@@ -171,7 +171,7 @@ def test_an_empty_folder_is_filled_and_stays_what_it_is(tmp_path: Path, monkeypa
     before, order = output.stat(), list[str]()
     replace = Path.replace
     monkeypatch.setattr(Path, "replace", lambda path, to: (order.append(path.name), replace(path, to))[1])
-    with new_folder(prepare_output(output)) as folder:
+    with deliver_folder(prepare_output(output)) as folder:
         assert folder.name == "model"
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
         make_files(folder, "README.md", "config.json", "facts.json", "model.safetensors")
@@ -189,9 +189,9 @@ def test_an_empty_folder_is_filled_whole_or_not_at_all(tmp_path: Path, monkeypat
         return replace(path, to)
 
     monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(UserError, match="Input/output error"), new_folder(tmp_path) as folder:
+    with pytest.raises(UserError, match="Input/output error"), deliver_folder(tmp_path) as folder:
         make_files(folder, "facts.json", "config.json")
-    with pytest.raises(UserError, match="is not empty"), new_folder(tmp_path) as folder:
+    with pytest.raises(UserError, match="is not empty"), deliver_folder(tmp_path) as folder:
         (tmp_path / "theirs").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
@@ -229,7 +229,7 @@ def test_a_refusal_of_the_system_names_place_reason_and_remedy(error: Exception,
 
 
 def test_other_errors_stay_what_they_are(tmp_path: Path):
-    assert refusal(RuntimeError("something else")) is None
+    assert explain_refusal(RuntimeError("something else")) is None
     with pytest.raises(RuntimeError, match="something else"), explain_write_errors(tmp_path):
         raise RuntimeError("something else")
 

@@ -23,8 +23,8 @@ from hf_vit.speed.peers import (
     Outcome,
     Shape,
     build,
-    engine_forms,
     find_obstacle,
+    make_engine_forms,
     measure_cell,
 )
 from hf_vit_cli.main import main
@@ -138,7 +138,7 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
     for package in ("openvino", "onnxruntime", "onnx", "onnxscript"):
         monkeypatch.setitem(sys.modules, package, None)
     assert find_obstacle("timm, openvino", SHAPE, training=False).startswith("openvino and onnx")
-    assert engine_forms(["timm"]) == []
+    assert make_engine_forms(["timm"]) == []
 
 
 @pytest.mark.parametrize("words", [["bench", "models", "--turns", "1"], ["cost"]], ids="-".join)

@@ -19,10 +19,10 @@ from training.conftest import COLOURS
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.analysis import analyze
 from hf_vit.data import make_processor
-from hf_vit.errors import enough_memory, is_out_of_memory, refusal
+from hf_vit.errors import explain_refusal, is_out_of_memory, report_full_memory
 from hf_vit.models.modeling_hf_vit import HfViTLayer
 from hf_vit.training import HfViTTrainer, finetune, pretrain
-from hf_vit.training.run import is_complete, last_complete, require_space
+from hf_vit.training.run import find_last_complete, is_complete, require_space
 
 ONE_STEP = ("--steps", "1", "--evaluations", "1", "--batch-size", "4")
 
@@ -174,10 +174,10 @@ FULL = [
 @pytest.mark.parametrize("error", FULL)
 def test_errors_of_a_full_disk_are_known(error):
     assert re.search(
-        r"(space|disk is full).*; free some space there, or choose a folder on another disk$", refusal(error)
+        r"(space|disk is full).*; free some space there, or choose a folder on another disk$", explain_refusal(error)
     )
-    assert refusal(error, elsewhere=False).endswith("; free some space there")
-    assert refusal(type(error)("something else")) is None
+    assert explain_refusal(error, elsewhere=False).endswith("; free some space there")
+    assert explain_refusal(type(error)("something else")) is None
 
 
 # What is said of others, tests/results/test_writing.py asks.
@@ -217,7 +217,7 @@ def test_disk_that_fills_up_with_the_finished_model(colours, tiny_config, tmp_pa
         with pytest.raises(UserError, match=r"free some space there, then continue with --resume \(the checkpoints"):
             finetune(tiny_config(), str(colours), output, **settings)
     assert [path.name for path in output.iterdir()] == ["checkpoints"]
-    assert last_complete(output / "checkpoints").name == "checkpoint-1"
+    assert find_last_complete(output / "checkpoints").name == "checkpoint-1"
     finetune(tiny_config(), str(colours), output, resume=True, **settings)
     assert (output / "config.json").exists()
 
@@ -255,7 +255,7 @@ def failing_forward(*args, **kwargs):
 )
 def test_real_failures_are_known(allocate):
     expected = pytest.raises(UserError, match=r"^out of memory for a cat; choose a smaller cat$")
-    with expected, enough_memory("a cat", "choose a smaller cat"):
+    with expected, report_full_memory("a cat", "choose a smaller cat"):
         allocate()
 
 

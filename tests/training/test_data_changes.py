@@ -12,7 +12,7 @@ from training.conftest import same_weights, write_parquet
 
 from hf_vit import UserError
 from hf_vit.data import load_data
-from hf_vit.data.fingerprints import describe_changes, file_states, states_fingerprint
+from hf_vit.data.fingerprints import describe_changes, hash_states, list_file_states
 from hf_vit.data.sources import resolve_source
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
@@ -304,14 +304,14 @@ def test_a_shard_that_is_cut_off(part, kind, streaming, shards):
 
 def test_states_do_not_depend_on_the_place(shards, tmp_path):
     data = shards("tar")
-    states = file_states(resolve_source(str(data)))
+    states = list_file_states(resolve_source(str(data)))
     moved = shutil.copytree(data, tmp_path / "elsewhere")
-    again = file_states(resolve_source(str(moved)))
+    again = list_file_states(resolve_source(str(moved)))
     assert states == again
-    assert states_fingerprint(states) == load_data(str(moved), streaming=True).fingerprint
-    sizes = file_states(resolve_source(str(data)), contents=False)
+    assert hash_states(states) == load_data(str(moved), streaming=True).fingerprint
+    sizes = list_file_states(resolve_source(str(data)), contents=False)
     assert sizes["train/train-0.tar"] == str((data / "train-0.tar").stat().st_size)
-    assert file_states(resolve_source("digits")) == {}
+    assert list_file_states(resolve_source("digits")) == {}
 
 
 def test_changes_are_counted():

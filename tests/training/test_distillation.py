@@ -166,9 +166,9 @@ def test_a_teacher_of_transformers(tmp_path, images):
     # It gives a shorter side only, and is fed squares.
     ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=1.0).save_pretrained(tmp_path / "resnet")
     teacher = open_teacher(tmp_path / "resnet", "cpu").select_classes(NAMES)
-    assert (teacher.subject.name, teacher.size) == ("resnet", (32, 32))
+    assert (teacher.loaded.name, teacher.size) == ("resnet", (32, 32))
     seen = []
-    teacher.subject.model.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
+    teacher.loaded.model.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
     assert teacher.answer(torch.rand(2, 3, 8, 8), PixelScale()).shape == (2, 3)
     assert seen == [(2, 3, 32, 32)]
 
@@ -194,7 +194,7 @@ def test_a_teacher_of_timm(timm_folder):
     expected = model((pixels - 0.5) / 0.5)[:, [2, 1, 0]]
     for source in (folder, f"timm:{folder}"):
         teacher = open_teacher(source, "cpu").select_classes(NAMES)
-        assert (teacher.subject.name, teacher.size) == ("timm:timm", (16, 16))
+        assert (teacher.loaded.name, teacher.size) == ("timm:timm", (16, 16))
         torch.testing.assert_close(teacher.answer(pixels, PixelScale()), expected)
 
 
@@ -238,7 +238,7 @@ def test_a_step_is_the_one_computed_by_hand(kind, tiny_config, teacher_folder, t
         with torch.no_grad():
             logits = student.eval()(data.pixels).logits
         assert trainer.evaluate()["eval_loss"] == pytest.approx(F.cross_entropy(logits, data.labels).item(), rel=1e-6)
-        expected = plain_step(student, data, teacher.subject.model, kind)
+        expected = plain_step(student, data, teacher.loaded.model, kind)
         trainer.train()
         after.append(torch.cat([parameter.detach().flatten() for parameter in student.parameters()]))
     for parameters in after:

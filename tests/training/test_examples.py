@@ -17,8 +17,8 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from hf_vit import HfHybridViTForImageClassification, UserError
 from hf_vit.data import make_processor
 from hf_vit.results.delivery import prepare_output
-from hf_vit.results.facts import Facts, append_record, new_record
-from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, compare_fresh, digits_config, train_digits
+from hf_vit.results.facts import Facts, append_record, make_record
+from hf_vit.training.demonstration import FRESH_PROGRAM, claim_output, compare_fresh, make_digits_config, train_digits
 from hf_vit_cli.main import build_app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -149,7 +149,7 @@ def test_promised_accuracy(tmp_path):
 def test_an_earlier_demonstration_stays_until_the_new_one_takes_its_place(tmp_path, monkeypatch):
     output = tmp_path / "demo"
     output.mkdir()
-    append_record(output, new_record("training", values={}, command="hf-vit demo"))
+    append_record(output, make_record("training", values={}, command="hf-vit demo"))
     there = []
 
     def finished(config, data, folder, **options):
@@ -173,7 +173,7 @@ def test_an_earlier_demonstration_stays_until_the_new_one_takes_its_place(tmp_pa
 
 
 def test_a_full_disk_of_the_fresh_process_is_told_in_a_line(tmp_path, monkeypatch):
-    model = HfHybridViTForImageClassification(digits_config())
+    model = HfHybridViTForImageClassification(make_digits_config())
     result = SimpleNamespace(model=model, processor=make_processor(model.config))
     (tmp_path / "config.json").touch()
     said = "Traceback (most recent call last):\n  ...\nOSError: [Errno 28] No space left on device"

@@ -13,7 +13,7 @@ from training.conftest import COLOURS
 
 from hf_vit import UserError
 from hf_vit.data import load_data
-from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, best_thresholds, compute_multi_label_metrics
+from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, compute_multi_label_metrics, pick_thresholds
 from hf_vit.hub.card import render_card
 from hf_vit.results.facts import Facts, append_record
 from hf_vit.training import finetune
@@ -93,7 +93,7 @@ def test_precision_and_thresholds_by_their_definitions():
     truth = random.rand(60, 3) < 0.3
     probabilities = np.clip(0.35 * truth + 0.65 * random.rand(60, 3), 1e-6, 1 - 1e-6)
     names = ["a", "b", "c"]
-    thresholds = best_thresholds(probabilities, truth, names)
+    thresholds = pick_thresholds(probabilities, truth, names)
     result = compute_multi_label_metrics(logit(probabilities), truth, names, thresholds)
     for k, name in enumerate(names):
         order = np.argsort(-probabilities[:, k])

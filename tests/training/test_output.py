@@ -21,7 +21,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_vit import HfViTConfig, UserError
 from hf_vit.data.transforms import TrainTransform
-from hf_vit.results.facts import Facts, append_record, new_record
+from hf_vit.results.facts import Facts, append_record, make_record
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
 from hf_vit.training import run as output_module
 from hf_vit.training.input_speed import InputSpeed, measure_input
@@ -144,7 +144,7 @@ def test_a_finished_pre_training_by_command(command, fails, colours, tiny_checkp
 def test_what_others_keep_beside_a_model_is_left_alone(train, tiny_checkpoint, tmp_path):
     """A model with facts of another command, and a folder of its owner's."""
     output = shutil.copytree(tiny_checkpoint, tmp_path / "out")
-    append_record(output, new_record("conversion", values={}, command="hf-vit convert"))
+    append_record(output, make_record("conversion", values={}, command="hf-vit convert"))
     (output / "checkpoints").mkdir()
     (output / "checkpoints" / "thesis.txt").write_text("the only copy")
     with pytest.raises(UserError, match="holds a model for another task; choose a new or empty folder"):

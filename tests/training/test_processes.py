@@ -25,7 +25,7 @@ from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
 from hf_vit.training import finetune
 from hf_vit.training.plan import micro_batch_size
-from hf_vit.training.processes import REFUSALS, explain_lost_contact, main_process_first, wait_for_all
+from hf_vit.training.processes import REFUSALS, explain_lost_contact, run_main_process_first, wait_for_all
 from hf_vit.training.run import is_complete
 from hf_vit.training.trainer.distributed import check_sharding
 
@@ -324,7 +324,7 @@ def wait_for_the_first(seconds, timeout, late):
     if late and not first:
         torch.distributed.new_group = slow_to_join
     try:
-        with explain_lost_contact(timeout), main_process_first("cpu", timeout):
+        with explain_lost_contact(timeout), run_main_process_first("cpu", timeout):
             if first and seconds is None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             elif first:

@@ -104,7 +104,7 @@ def test_exchange_gives_the_weights_back_to_the_bit_and_averages_batch_statistic
     model(torch.full((4, 2), 8.0))
     after = copy.deepcopy(model.state_dict())
     average_of.update()
-    with average_of.in_place(), average_of.in_place():
+    with average_of.use_averages(), average_of.use_averages():
         found = copy.deepcopy(model.state_dict())
     assert all(torch.equal(value, after[name]) for name, value in model.state_dict().items())
     for name in ("0.weight", "1.running_mean", "1.running_var"):
@@ -121,7 +121,7 @@ def test_bfloat16_weights_are_averaged_in_float32():
     for _ in range(300):
         average_of.update()
         expected = 0.999 * expected + 0.001 * learnt.double()
-        with average_of.in_place():
+        with average_of.use_averages():
             found = model.weight.detach().clone()
         assert torch.equal(model.weight, learnt)
     # As near as bfloat16 gets, a quarter of the way.
@@ -184,7 +184,7 @@ def adapted(family, tiny_config):
 @pytest.mark.parametrize("family", ["plain", "shared", "axial", "rotary"])
 def test_lora_learns_low_rank_updates_and_leaves_a_plain_model(family, make_trainer, tiny_config):
     model, adapter = adapted(family, tiny_config)
-    before = {name: value.clone() for name, value in adapter.merged_state(model.state_dict()).items()}
+    before = {name: value.clone() for name, value in adapter.make_merged_state(model.state_dict()).items()}
     trainer = make_trainer(model, extras=dict(adapter=adapter), max_steps=4, save_steps=4, learning_rate=0.5)
     logits = []
 

@@ -14,7 +14,7 @@ from hf_vit.loading.folders import list_checkpoints
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
 from hf_vit.training.api import choose_tuning
-from hf_vit.training.run import is_complete, last_complete, read_state
+from hf_vit.training.run import find_last_complete, is_complete, read_state
 
 # Everything that draws random numbers is on; 48 images in batches of 8 are 6 steps an epoch, a checkpoint every 4.
 SETTINGS = dict(steps=24, evaluations=6, batch_size=8, learning_rate=2e-3, dropout=0.1, drop_path=0.1, mixup_alpha=0.2)
@@ -75,7 +75,7 @@ def test_killed_training_resumes_to_the_same_numbers(train, unbroken, tiny_confi
         assert process.wait(0.002) is None, process.err
     process.kill()
     assert {path.name for path in killed.iterdir()} == {".lock", "checkpoints"}
-    left = last_complete(killed / "checkpoints")
+    left = find_last_complete(killed / "checkpoints")
     assert 8 <= read_state(left)["global_step"] < SETTINGS["steps"]
     # The last complete checkpoint is a model that loads.
     loaded = HfViTForImageClassification.from_pretrained(left)
@@ -153,7 +153,7 @@ def test_half_written_checkpoints_are_recognised(name, how, short, tmp_path):
     else:
         file.write_bytes(b"" if how == "empty" else content[: len(content) // 2])
     assert not is_complete(checkpoint)
-    assert last_complete(checkpoint.parent) is None
+    assert find_last_complete(checkpoint.parent) is None
 
 
 @pytest.mark.parametrize(

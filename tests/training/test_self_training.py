@@ -272,7 +272,7 @@ def test_steps_are_those_computed_by_hand(micro, accumulated, teacher_model, tin
     trainer.train()
     assert all(torch.equal(value, before[name]) for name, value in teacher_model.state_dict().items())
     expected = by_hand(copy.deepcopy(student), copy.deepcopy(teacher_model), trainer, micro)
-    found = trainer.model, trainer.teacher.subject.model
+    found = trainer.model, trainer.teacher.loaded.model
     for ours, theirs, begun in zip(found, expected, (student, teacher_model), strict=True):
         moved = 0.0
         for mine, hers, first in zip(ours.parameters(), theirs.parameters(), begun.parameters(), strict=True):

@@ -24,9 +24,9 @@ from hf_vit.conversion.targets.graphs.preprocessing import (
     convert_images,
 )
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Runtime
-from hf_vit.conversion.targets.graphs.tracing import only_whole_patches
-from hf_vit.conversion.targets.target import OutgoingModel, join_outputs, largest_difference
-from hf_vit.environment import hardware, versions
+from hf_vit.conversion.targets.graphs.tracing import needs_whole_patches
+from hf_vit.conversion.targets.target import OutgoingModel, join_outputs, measure_difference
+from hf_vit.environment import list_versions, read_hardware
 from hf_vit.errors import UserError
 from hf_vit.results.documents import Document
 
@@ -74,7 +74,7 @@ class Check(BaseModel):
             images[0, :, self.height // 2, self.width // 2] = torch.nan
         return images
 
-    def with_difference(self, expected: torch.Tensor, actual: torch.Tensor) -> "Check":
+    def record_difference(self, expected: torch.Tensor, actual: torch.Tensor) -> "Check":
         """Return the check with the largest difference of two results."""
         finite = expected.isfinite()
         if self.pixels != "not finite" and not finite.all():
@@ -83,7 +83,7 @@ class Check(BaseModel):
                 "the training diverged"
             )
         is_comparable = expected.shape == actual.shape and torch.equal(finite, actual.isfinite())
-        difference = largest_difference(expected[finite], actual[finite]) if is_comparable and finite.any() else None
+        difference = measure_difference(expected[finite], actual[finite]) if is_comparable and finite.any() else None
         if is_comparable and self.compares == "preprocessed":
             difference = float((expected - actual).abs().max())
         return self.model_copy(update={"largest_difference": difference})
@@ -188,7 +188,7 @@ def certify(
     """
     file = outgoing.folder / runtime.file
     resizes_images = outgoing.takes != PIXEL_VALUES
-    checks = _make_checks(outgoing, sizes, runtime.keeps_nan or not only_whole_patches(outgoing.sizes))
+    checks = _make_checks(outgoing, sizes, runtime.keeps_nan or not needs_whole_patches(outgoing.sizes))
     with torch.no_grad():
         results = [_compute_results(outgoing, check) for check in checks]
     certificate = Certificate(
@@ -202,8 +202,8 @@ def certify(
         pixel_tolerance=Preprocessing.from_processor(outgoing.processor).step if resizes_images else None,
         outputs=tuple(outgoing.compared_outputs if outgoing.is_dense else ()),
         checks=checks,
-        versions=_versions(runtime),
-        hardware=hardware(),
+        versions=_list_versions(runtime),
+        hardware=read_hardware(),
     )
     certificate = _compare_and_write(certificate, runtime, file, results)
     if outgoing.quantize is not None and outgoing.calibration is not None and certificate.holds():
@@ -281,7 +281,7 @@ def _compare(certificate: Certificate, runtime: Runtime, file: Path, results: li
     for check, expected in zip(certificate.checks, results, strict=True):
         outputs = graph.run(convert_images(certificate.takes, check.images()))
         names = [PREPROCESSED] if check.compares == PREPROCESSED else certificate.outputs or graph.outputs[:1]
-        yield check.with_difference(expected, join_outputs([outputs[name] for name in names]))
+        yield check.record_difference(expected, join_outputs([outputs[name] for name in names]))
 
 
 def _quantize(outgoing: OutgoingModel, runtime: Runtime, mode: Any, data: Calibration) -> Quantization:
@@ -306,8 +306,8 @@ def _quantize(outgoing: OutgoingModel, runtime: Runtime, mode: Any, data: Calibr
         raise UserError(
             f"{quantization.describe()}, but at least {data.agreement:.2%} and a loss of at most "
             f"{100 * data.lost_accuracy:.2f} points of accuracy are required, so nothing was written; "
-            f"{data.remedy(judging=agreement, lost=lost_accuracy)}give more images with --calibrate, try the other "
-            "--quantize, or leave it out"
+            f"{data.describe_remedy(judging=agreement, lost=lost_accuracy)}give more images with --calibrate, "
+            "try the other --quantize, or leave it out"
         )
     return quantization
 
@@ -323,10 +323,11 @@ def measure_agreement(
     """
     names = [outgoing.config.id2label[index] for index in range(outgoing.config.num_labels)]
     class_indices = [names.index(name) if names.count(name) == 1 else -1 for name in data.data.label_names]
-    classes, graph = torch.tensor(class_indices), runtime.open(outgoing.folder / runtime.file)
+    classes = torch.tensor(class_indices)
+    graph = runtime.open(outgoing.folder / runtime.file)
     all_matches = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
     with torch.no_grad():
-        for batch, pixel_values, labels in data.judging.labeled_batches():
+        for batch, pixel_values, labels in data.judging.iterate_labeled_batches():
             expected = outgoing.compute_results(pixel_values).argmax(-1)
             actual = graph.run(batch)["logits"].argmax(-1)
             all_matches.append((expected == actual, actual == classes[labels], expected == classes[labels]))
@@ -376,7 +377,9 @@ def verify(folder: Path, runtime: Runtime | None = None) -> Certificate:
             f"{file} was changed after the export (its SHA-256 is not that in {NAME}); export the model again"
         )
     checks = list(_compare(certificate, runtime, file, results))
-    repeated = certificate.model_copy(update={"checks": checks, "versions": _versions(runtime), "hardware": hardware()})
+    repeated = certificate.model_copy(
+        update={"checks": checks, "versions": _list_versions(runtime), "hardware": read_hardware()}
+    )
     if not repeated.holds():
         raise UserError(
             f"{file} gives different results on this machine ({repeated.describe()}); install the versions "
@@ -385,6 +388,6 @@ def verify(folder: Path, runtime: Runtime | None = None) -> Certificate:
     return repeated
 
 
-def _versions(runtime: Runtime) -> dict[str, str]:
+def _list_versions(runtime: Runtime) -> dict[str, str]:
     """Return the versions of all libraries and of the runtime."""
-    return {**versions(), runtime.package: runtime.version()}
+    return {**list_versions(), runtime.package: runtime.version()}

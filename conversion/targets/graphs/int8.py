@@ -48,13 +48,13 @@ class Images:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return (batch for batch, _, _ in self.labeled_batches())
+        return (batch for batch, _, _ in self.iterate_labeled_batches())
 
     def first(self, count: int) -> "Images":
         """Return only the first images."""
         return replace(self, rows=self.rows[:count])
 
-    def labeled_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def iterate_labeled_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Iterate over (the graph's input, pixel values [B, C, H, W], classes of the data [B])."""
         size = BATCH if self.takes == PIXEL_VALUES else 1
         for start in range(0, len(self.rows), size):
@@ -88,7 +88,7 @@ class Calibration:
         """Return the accuracy on the judging images that may be lost."""
         return _LOST_ACCURACY * (1 - self.agreement)
 
-    def remedy(self, choosing: float = 1.0, judging: float = 1.0, lost: float = 0.0) -> str:
+    def describe_remedy(self, choosing: float = 1.0, judging: float = 1.0, lost: float = 0.0) -> str:
         """Return the option that would accept these measured shares and this lost accuracy, in words."""
         changed = max((1 - choosing) / _CHANGED_WHEN_CHOOSING, 1 - judging, lost / _LOST_ACCURACY)
         accepted = math.floor(100 * (1 - changed)) / 100
@@ -146,7 +146,8 @@ def quantize_file(runtime: Runtime, file: Path, mode: Mode, data: Calibration) -
 
     The parts in float and their changes come from `choose_float_parts`.
     """
-    layers, parts = runtime.dense_layers(file), dict[str, list[str]]()
+    layers = runtime.list_dense_layers(file)
+    parts = dict[str, list[str]]()
     if not layers:
         raise UserError(f"{file.name} has no dense layers, so there is nothing to quantize; leave --quantize out")
     for layer in layers:
@@ -160,10 +161,10 @@ def quantize_file(runtime: Runtime, file: Path, mode: Mode, data: Calibration) -
     def quantize_layers(layers_to_quantize: Sequence[str], images: Images) -> RunGraph:
         with diagnose_write_failure(*runtime.parts(file)):
             runtime.quantize(file, quantized_file, mode, images, layers_to_quantize)
-        return _logits_of(runtime, quantized_file)
+        return _make_graph_runner(runtime, quantized_file)
 
     try:
-        float_parts = choose_float_parts(quantize_layers, _logits_of(runtime, file), parts, data)
+        float_parts = choose_float_parts(quantize_layers, _make_graph_runner(runtime, file), parts, data)
         for part, target in zip(runtime.parts(quantized_file), runtime.parts(file), strict=True):
             part.replace(target)
     finally:
@@ -171,7 +172,7 @@ def quantize_file(runtime: Runtime, file: Path, mode: Mode, data: Calibration) -
     return len(layers), float_parts
 
 
-def _logits_of(runtime: Runtime, file: Path) -> RunGraph:
+def _make_graph_runner(runtime: Runtime, file: Path) -> RunGraph:
     """Open a graph; return a function from images to its logits."""
     graph = runtime.open(file)
     return lambda images: torch.cat([graph.run(batch)["logits"] for batch in images])
@@ -196,7 +197,8 @@ def choose_float_parts(
     Returns:
         Part in float -> relative change of the logits when only this part is quantized.
     """
-    expected_logits, ranking_images = run_float_graph(data.choosing), data.ranging.first(RANKING)
+    expected_logits = run_float_graph(data.choosing)
+    ranking_images = data.ranging.first(RANKING)
     relative_changes: dict[str, float] = {}
     parts_by_change: list[str] = []
     num_float_parts = agreement = 0
@@ -216,5 +218,6 @@ def choose_float_parts(
     raise UserError(
         f"in int8 only {agreement:.2%} of {len(data.choosing)} images keep their class, even with half of "
         f"the model's {len(parts)} parts in float, but {data.choosing_agreement:.2%} are required, so nothing "
-        f"was written; {data.remedy(choosing=agreement)}give other images with --calibrate, or leave --quantize out"
+        f"was written; {data.describe_remedy(choosing=agreement)}give other images with --calibrate, "
+        "or leave --quantize out"
     )

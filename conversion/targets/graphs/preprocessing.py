@@ -15,7 +15,7 @@ from typing import Any, Self, final
 import torch
 from PIL import Image
 
-from hf_vit.data.transforms import pixel_scale
+from hf_vit.data.transforms import get_pixel_scale
 from hf_vit.errors import UserError
 
 NODE_PREFIX = "preprocessing/"  # prefix of the nodes' names
@@ -56,9 +56,9 @@ class Preprocessing:
         crop = dict(getattr(processor, "crop_size", None) or {})
         mean, std = scale_of(processor)
         return cls(
-            size=(size.get("shortest_edge") or _sides(size)) if processor.do_resize else None,
+            size=(size.get("shortest_edge") or _get_sides(size)) if processor.do_resize else None,
             resample=Image.Resampling(processor.resample),
-            crop=_sides(crop) if getattr(processor, "do_center_crop", None) else None,
+            crop=_get_sides(crop) if getattr(processor, "do_center_crop", None) else None,
             mean=mean,
             std=std,
         )
@@ -90,7 +90,8 @@ def _find_unsupported_steps(processor: Any) -> list[str]:
     overridden = [name for name in _STEPS if getattr(processor_class, name) is not getattr(TorchvisionBackend, name)]
     if overridden:
         return [f"{processor_class.__name__} (which overrides {overridden[0]})"]
-    unsupported_steps, crops = list[str](), getattr(processor, "do_center_crop", None)
+    unsupported_steps = list[str]()
+    crops = getattr(processor, "do_center_crop", None)
     if processor.do_resize:
         filter_ = Image.Resampling(processor.resample)
         if filter_ not in _FILTERS:
@@ -108,14 +109,14 @@ def _find_unsupported_steps(processor: Any) -> list[str]:
     return unsupported_steps + ["do_pad=True"] * bool(getattr(processor, "do_pad", None))
 
 
-def _sides(size: dict[str, int]) -> tuple[int, int]:
+def _get_sides(size: dict[str, int]) -> tuple[int, int]:
     """Return the (height, width) of a processor's size."""
     return int(size["height"]), int(size["width"])
 
 
 def scale_of(processor: Any, channels: int = 3, unit: float = 1.0) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of every channel for levels 0..255 / `unit`, with the rescale factor."""
-    factor, means, stds = pixel_scale(processor, channels)
+    factor, means, stds = get_pixel_scale(processor, channels)
     return tuple(mean / (factor * unit) for mean in means), tuple(std / (factor * unit) for std in stds)
 
 
@@ -147,12 +148,14 @@ def prepend(model: Any, preprocessing: Preprocessing, takes: str = IMAGES) -> No
     values = _resize(nodes, values, preprocessing)
     if preprocessing.crop is not None:
         values = _crop(nodes, values, preprocessing.crop)
-    values = nodes.Reshape(values, nodes.ints(0, 3, *output_size))  # makes the shape known for inference
+    values = nodes.Reshape(values, nodes.add_ints(0, 3, *output_size))  # makes the shape known for inference
     values = nodes.Sub(values, nodes.constant([[[value]] for value in preprocessing.mean], FLOAT))
     values = nodes.Div(values, nodes.constant([[[value]] for value in preprocessing.std], FLOAT))
-    values.name, values.type = PREPROCESSED, ir.TensorType(ir.DataType.FLOAT)
+    values.name = PREPROCESSED
+    values.type = ir.TensorType(ir.DataType.FLOAT)
     values.shape = ir.Shape(["batch", 3, *output_size])
-    pixel_values, graph.inputs[0] = graph.inputs[0], new_input
+    pixel_values = graph.inputs[0]
+    graph.inputs[0] = new_input
     graph.outputs.append(values)
     nodes.put_before(graph, pixel_values, values)
     if takes == ENCODED:
@@ -163,7 +166,8 @@ class Nodes:
     """A sequence of nodes: `nodes.Add(a, b)` adds one with the operator of this name and returns its output."""
 
     def __init__(self, prefix: str) -> None:
-        self.prefix, self.nodes = prefix, list[Any]()
+        self.prefix = prefix
+        self.nodes = list[Any]()
 
     def __getattr__(self, operator: str) -> Any:
         """Return a function that adds a node of this operator to the graph and returns its output."""
@@ -183,20 +187,20 @@ class Nodes:
 
         return self.Constant(value=ir.tensor(values, ir.DataType(data_type)))
 
-    def ints(self, *values: int) -> Any:
+    def add_ints(self, *values: int) -> Any:
         """Add a constant of integers."""
         return self.constant(values, _INT64)
 
     def slice(self, values: Any, start: int, end: int) -> Any:
         """Add a slice along the first axis."""
-        return self.Slice(values, self.ints(start), self.ints(end))
+        return self.Slice(values, self.add_ints(start), self.add_ints(end))
 
     def count(self, number: Any) -> Any:
         """Add the numbers 0 to N - 1 as float64 [N], for N as [1]."""
         zero, one = (self.constant(value, _INT64) for value in (0, 1))
         return self.Cast(self.Range(zero, self.Squeeze(number), one), to=_DOUBLE)
 
-    def polynomial(self, values: Any, *factors: float) -> Any:
+    def add_polynomial(self, values: Any, *factors: float) -> Any:
         """Add a polynomial of the values; factors start with the highest power."""
         result, *lower_factors = [self.constant([factor]) for factor in factors]
         for factor in lower_factors:
@@ -220,7 +224,8 @@ def refuse_other_sizes(model: Any, stride: tuple[int, int], only_multiples: bool
     images = model.graph.inputs[0]
     rule = "must_be_multiples_of" if only_multiples else "are_smaller_than"
     nodes = Nodes(f"image_sides_{rule}_{stride[0]}x{stride[1]}_px/")  # runtimes name the node in their error
-    sides, patch = nodes.Shape(images, start=2), nodes.Constant(value_ints=list(stride))
+    sides = nodes.Shape(images, start=2)
+    patch = nodes.Constant(value_ints=list(stride))
     is_wrong = nodes.Less(sides, patch)
     if only_multiples:
         zeros = nodes.Constant(value_ints=[0, 0])
@@ -246,12 +251,12 @@ def _resize(nodes: Nodes, values: Any, preprocessing: Preprocessing) -> Any:
     if size is None:
         return values
     sides = nodes.Shape(values, start=2)
-    not_empty = nodes.Concat(nodes.ints(0, 0), nodes.Max(sides, nodes.ints(1)), axis=0)
+    not_empty = nodes.Concat(nodes.add_ints(0, 0), nodes.Max(sides, nodes.add_ints(1)), axis=0)
     values = nodes.Reshape(values, not_empty, name="images_are_empty")
     if isinstance(size, int):  # the longer side is rounded down
-        new_sides = nodes.Div(nodes.Mul(sides, nodes.ints(size)), nodes.ReduceMin(sides, keepdims=1))
+        new_sides = nodes.Div(nodes.Mul(sides, nodes.add_ints(size)), nodes.ReduceMin(sides, keepdims=1))
     else:
-        new_sides = nodes.ints(*size)
+        new_sides = nodes.add_ints(*size)
     for axis in (1, 0):  # first across, then down
         old, new = (nodes.slice(pair, axis, axis + 1) for pair in (sides, new_sides))
         weights, unit = _compute_weights(nodes, old, new, resample)
@@ -266,16 +271,16 @@ def _compute_weights(nodes: Nodes, old: Any, new: Any, resample: Image.Resamplin
     half, one, zero = (nodes.constant([value]) for value in (0.5, 1.0, 0.0))
     scale = nodes.Div(nodes.Cast(old, to=_DOUBLE), nodes.Cast(new, to=_DOUBLE))
     centers = nodes.Mul(nodes.Add(nodes.count(new), half), scale)
-    distances = nodes.Sub(nodes.Add(nodes.count(old), half), nodes.Unsqueeze(centers, nodes.ints(1)))
+    distances = nodes.Sub(nodes.Add(nodes.count(old), half), nodes.Unsqueeze(centers, nodes.add_ints(1)))
     distances = nodes.Abs(nodes.Div(distances, nodes.Max(scale, one)))  # wider filters for smaller outputs
     if resample is Image.Resampling.BILINEAR:
         shares = nodes.Max(nodes.Sub(one, distances), zero)
     else:  # Keys' cubic filter with a = -0.5
-        shares_near = nodes.polynomial(distances, 1.5, -2.5, 0.0, 1.0)  # at distances below 1
-        shares_far = nodes.polynomial(distances, -0.5, 2.5, -4.0, 2.0)  # at distances below 2
+        shares_near = nodes.add_polynomial(distances, 1.5, -2.5, 0.0, 1.0)  # at distances below 1
+        shares_far = nodes.add_polynomial(distances, -0.5, 2.5, -4.0, 2.0)  # at distances below 2
         shares_far = nodes.Where(nodes.Less(distances, nodes.constant([2.0])), shares_far, zero)
         shares = nodes.Where(nodes.Less(distances, one), shares_near, shares_far)
-    shares = nodes.Div(shares, nodes.ReduceSum(shares, nodes.ints(1)))
+    shares = nodes.Div(shares, nodes.ReduceSum(shares, nodes.add_ints(1)))
     units = nodes.constant([2.0**bits for bits in range(23)])  # take the largest for which all weights fit in 16 bits
     largest = nodes.Floor(nodes.Add(nodes.Mul(nodes.ReduceMax(shares, keepdims=0), units), half))
     unit = nodes.ReduceMax(nodes.Where(nodes.Less(largest, nodes.constant([2.0**15])), units, one))
@@ -286,13 +291,14 @@ def _compute_weights(nodes: Nodes, old: Any, new: Any, resample: Image.Resamplin
 
 def _crop(nodes: Nodes, values: Any, crop: tuple[int, int]) -> Any:
     """Add nodes that cut out the center, and pad smaller images with zeros."""
-    two, target_sides = nodes.ints(2), nodes.ints(*crop)
-    missing = nodes.Max(nodes.Sub(target_sides, nodes.Shape(values, start=2)), nodes.ints(0))
-    missing_before, other_axes = nodes.Div(missing, two), nodes.ints(0, 0)
+    two, target_sides = nodes.add_ints(2), nodes.add_ints(*crop)
+    missing = nodes.Max(nodes.Sub(target_sides, nodes.Shape(values, start=2)), nodes.add_ints(0))
+    missing_before = nodes.Div(missing, two)
+    other_axes = nodes.add_ints(0, 0)
     missing_after = nodes.Sub(missing, missing_before)
     values = nodes.Pad(values, nodes.Concat(other_axes, missing_before, other_axes, missing_after, axis=0))
     start = nodes.Div(nodes.Sub(nodes.Shape(values, start=2), target_sides), two)
-    return nodes.Slice(values, start, nodes.Add(start, target_sides), nodes.ints(2, 3))
+    return nodes.Slice(values, start, nodes.Add(start, target_sides), nodes.add_ints(2, 3))
 
 
 def _decode(nodes: Nodes, file: Any) -> Any:
@@ -301,15 +307,15 @@ def _decode(nodes: Nodes, file: Any) -> Any:
     Files without the marks of a PNG or of a complete JPEG are refused too, as the decoder would crash or never end.
     """
     begin_and_end = nodes.Concat(nodes.slice(file, 0, 2), nodes.slice(file, -2, END), nodes.slice(file, 0, 4), axis=0)
-    marks = nodes.ints(0xFF, 0xD8, 0xFF, 0xD9, 0x89, 0x50, 0x4E, 0x47)
+    marks = nodes.add_ints(0xFF, 0xD8, 0xFF, 0xD9, 0x89, 0x50, 0x4E, 0x47)
     equal_bytes = nodes.Cast(nodes.Equal(nodes.Cast(begin_and_end, to=_INT64), marks), to=_INT64)
-    has_marks = nodes.ReduceMax(nodes.ReduceMin(nodes.Reshape(equal_bytes, nodes.ints(2, 4)), nodes.ints(1)))
-    length = nodes.Add(nodes.Shape(file), nodes.Sub(nodes.ints(1), nodes.Reshape(has_marks, nodes.ints(1))))
+    has_marks = nodes.ReduceMax(nodes.ReduceMin(nodes.Reshape(equal_bytes, nodes.add_ints(2, 4)), nodes.add_ints(1)))
+    length = nodes.Add(nodes.Shape(file), nodes.Sub(nodes.add_ints(1), nodes.Reshape(has_marks, nodes.add_ints(1))))
     checked_bytes = nodes.Reshape(file, length, name="the_file_must_be_a_png_or_a_whole_jpeg")
     image = nodes.DecodeImage(checked_bytes, domain=DECODING, color_space="rgb")  # [H, W, 1, 3 or 4]
     channels = nodes.Shape(image, start=2)
-    step = nodes.Div(nodes.Sub(channels, nodes.ints(1)), nodes.ints(2))
-    out_of_range = nodes.Mul(nodes.Div(channels, nodes.ints(4)), channels)
-    channel_indices = nodes.Add(nodes.Mul(nodes.ints(0, 1, 2), step), out_of_range)
+    step = nodes.Div(nodes.Sub(channels, nodes.add_ints(1)), nodes.add_ints(2))
+    out_of_range = nodes.Mul(nodes.Div(channels, nodes.add_ints(4)), channels)
+    channel_indices = nodes.Add(nodes.Mul(nodes.add_ints(0, 1, 2), step), out_of_range)
     rgb = nodes.Gather(image, channel_indices, axis=2, name="images_of_four_channels_are_refused")
-    return nodes.Unsqueeze(rgb, nodes.ints(0))
+    return nodes.Unsqueeze(rgb, nodes.add_ints(0))

@@ -27,7 +27,7 @@ import torch
 from hf_vit.conversion.targets.graphs.preprocessing import DECODING, NODE_PREFIX
 from hf_vit.environment import emulates_bfloat16, has_avx2_alone, sums_int8_in_16_bits
 from hf_vit.errors import UserError
-from hf_vit.results.writing import new_file, scratch_folder
+from hf_vit.results.writing import make_scratch_folder, replace_file
 
 Outputs = dict[str, torch.Tensor]
 EXTENSIONS = "onnxruntime_extensions"
@@ -42,7 +42,9 @@ CACHE_BYTES = 2**32  # size of all converted graphs that are kept; those unused 
 @contextmanager
 def _silence_quantizers(folder: Path) -> Any:
     """Silence the quantizers, and put onnxruntime's temporary files into the folder of the unfinished export."""
-    previous_folder, tempfile.tempdir, level = tempfile.tempdir, str(folder), logging.root.manager.disable
+    previous_folder = tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with redirect_stdout(StringIO()):
@@ -89,7 +91,7 @@ class Runtime(ABC):
         """Compile the ONNXProgram that `export` returns; a runtime that `keeps_graphs` reads `entry` instead."""
         return self.compile(export(), dtype)
 
-    def dense_layers(self, file: Path) -> list[str]:
+    def list_dense_layers(self, file: Path) -> list[str]:
         """Return the names of the dense layers that have weights, in order."""
         raise NotImplementedError(f"{self.package} does not support int8")
 
@@ -102,7 +104,7 @@ class Runtime(ABC):
         return [file]
 
     @final
-    def missing(self) -> list[str]:
+    def list_missing(self) -> list[str]:
         """Return the packages that the engine needs and that are not installed."""
         return [name for name in (self.package, "onnx", "onnxscript") if find_spec(name) is None]
 
@@ -143,8 +145,12 @@ class OnnxRuntime(Runtime):
         provider: onnxruntime's execution provider, which must run the whole graph.
     """
 
-    package, target, file, extra = "onnxruntime", "onnx", "model.onnx", "export"
-    dtypes, modes = (torch.float32,), ("dynamic", "static")
+    package = "onnxruntime"
+    target = "onnx"
+    file = "model.onnx"
+    extra = "export"
+    dtypes = (torch.float32,)
+    modes = ("dynamic", "static")
 
     def __init__(self, provider: str = "CPUExecutionProvider") -> None:
         self.provider = provider
@@ -179,11 +185,12 @@ class OnnxRuntime(Runtime):
         return Graph(partial(_run_onnx, session), names, session.get_modelmeta().custom_metadata_map)
 
     def compile(self, program: Any, dtype: torch.dtype) -> Graph:
-        with scratch_folder("engine") as folder:
-            program.save(str(file := folder / self.file))
+        with make_scratch_folder("engine") as folder:
+            file = folder / self.file
+            program.save(str(file))
             return self.open(file)
 
-    def dense_layers(self, file: Path) -> list[str]:
+    def list_dense_layers(self, file: Path) -> list[str]:
         """Return the names of the products whose second factor is a weight."""
         import onnx
 
@@ -214,7 +221,7 @@ def _run_onnx(session: Any, images: torch.Tensor, names: Sequence[str] | None = 
 
 
 @cache
-def openvino_core() -> Any:
+def get_openvino_core() -> Any:
     """Return the only core of the process, which is never freed.
 
     A core changes the thread's signal stack when it first compiles, and restores the former one when it is freed. With
@@ -228,7 +235,7 @@ def openvino_core() -> Any:
 def _compile_openvino(graph: Any, precision: str) -> Any:
     """Compile an OpenVINO graph for the CPU, with torch's number of threads."""
     hints = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
-    return openvino_core().compile_model(graph, "CPU", hints | {"INFERENCE_NUM_THREADS": torch.get_num_threads()})
+    return get_openvino_core().compile_model(graph, "CPU", hints | {"INFERENCE_NUM_THREADS": torch.get_num_threads()})
 
 
 def replace_gelus(graph: Any) -> Any:
@@ -262,16 +269,20 @@ class OpenVino(Runtime):
     int8 is by NNCF with its preset for transformers.
     """
 
-    package, target, file, extra = "openvino", "openvino", "openvino_model.xml", "openvino"
+    package = "openvino"
+    target = "openvino"
+    file = "openvino_model.xml"
+    extra = "openvino"
     keeps_nan, has_channels_last, keeps_graphs = False, True, True
-    dtypes, modes = (torch.float32, torch.bfloat16), ("static",)
+    dtypes = (torch.float32, torch.bfloat16)
+    modes = ("static",)
 
     def open(self, file: Path) -> Graph:
         """Open an OpenVINO model, and compile it in float32."""
         with file.open("rb") as opened:
             if b"<net" not in opened.read(1024):  # OpenVINO would try the file as other formats, and log errors
                 raise ValueError("it is not an OpenVINO model; export the model again with --to openvino")
-        model = replace_gelus(openvino_core().read_model(file))
+        model = replace_gelus(get_openvino_core().read_model(file))
         names = [output.get_any_name() for output in model.outputs]
         keys = model.get_rt_info([FRAMEWORK]).value if model.has_rt_info([FRAMEWORK]) else {}
         about = {key: model.get_rt_info([FRAMEWORK, key]).astype(str) for key in keys}
@@ -292,8 +303,8 @@ class OpenVino(Runtime):
     def parts(self, file: Path) -> list[Path]:
         return [file, file.with_suffix(".bin")]
 
-    def dense_layers(self, file: Path) -> list[str]:
-        operations = openvino_core().read_model(file).get_ordered_ops()
+    def list_dense_layers(self, file: Path) -> list[str]:
+        operations = get_openvino_core().read_model(file).get_ordered_ops()
         products = [operation.get_friendly_name() for operation in operations if operation.get_type_name() == "MatMul"]
         return [name for name in products if "/" in name and not name.startswith(NODE_PREFIX)]
 
@@ -305,7 +316,7 @@ class OpenVino(Runtime):
             import nncf
             from nncf.quantization.range_estimator import RangeEstimatorParametersSet
 
-            model = openvino_core().read_model(file)
+            model = get_openvino_core().read_model(file)
             # By default NNCF would also quantize convolutions, attention's products and sums, which costs accuracy, and
             # cut ranges off at the mean of the images' extremes.
             no_operations = ("Parameter", "Result", "Constant", "Convert")
@@ -340,12 +351,13 @@ def make_openvino_graph(program: Any) -> Any:
     """Convert torch's ONNXProgram to an OpenVINO graph."""
     import openvino
 
-    with scratch_folder("engine") as folder:
-        program.save(str(file := folder / ONNXRUNTIME.file))
+    with make_scratch_folder("engine") as folder:
+        file = folder / ONNXRUNTIME.file
+        program.save(str(file))
         return openvino.convert_model(file)
 
 
-def graph_cache() -> Path | None:
+def get_graph_cache() -> Path | None:
     """Return the folder of converted graphs; None if none are kept, or if another user may read or write there."""
     parent = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     name = os.environ.get(CACHE_VARIABLE, f"{parent}/hf_vit/graphs")
@@ -389,7 +401,7 @@ def _read_graph(entry: Path) -> Any:
 
         os.utime(entry)
         weights = openvino.Tensor(np.frombuffer(content[length:], np.uint8))
-        return openvino_core().read_model(bytes(content[40:length]), weights)
+        return get_openvino_core().read_model(bytes(content[40:length]), weights)
     except Exception:  # OpenVINO has many types of errors
         return None
 
@@ -398,11 +410,11 @@ def _keep_graph(graph: Any, entry: Path) -> None:
     """Write an OpenVINO graph for the next process, and delete the graphs that were unused for longest."""
     import openvino
 
-    with suppress(OSError, RuntimeError, UserError), scratch_folder("engine") as scratch:  # such as a full disk
+    with suppress(OSError, RuntimeError, UserError), make_scratch_folder("engine") as scratch:  # such as a full disk
         openvino.save_model(graph, scratch / OPENVINO.file, compress_to_fp16=False)
         text, weights = (part.read_bytes() for part in OPENVINO.parts(scratch / OPENVINO.file))
         length = len(text).to_bytes(8, "little")
-        with new_file(entry) as temporary, temporary.open("wb") as file:
+        with replace_file(entry) as temporary, temporary.open("wb") as file:
             temporary.chmod(0o600)
             file.writelines((_digest(entry, length, text, weights), length, text, weights))
         size = 0
@@ -455,7 +467,10 @@ def make_openvino_engine(graph: Any, dtype: torch.dtype) -> Graph:
 class ExecuTorch(Runtime):
     """`model.pte`."""
 
-    package, target, file, extra = "executorch", "executorch", "model.pte", "executorch"
+    package = "executorch"
+    target = "executorch"
+    file = "model.pte"
+    extra = "executorch"
 
     def open(self, file: Path) -> Graph:
         """Load an ExecuTorch program, and read its metadata from constant methods."""

@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 from hf_vit.conversion.targets.graphs.preprocessing import END, FLOAT, Nodes
 from hf_vit.errors import UserError
 
-OPSETS, TORCHS_OLDEST_OPSET = range(14, 26), 18
+OPSETS = range(14, 26)
+TORCHS_OLDEST_OPSET = 18
 
 # Drop a message for every operator with several outputs, which the optimizer leaves to the engine.
 logging.getLogger("onnxscript.optimizer._constant_folding").addFilter(lambda record: "Skipping" not in record.msg)
@@ -33,7 +34,7 @@ def _interpolate(input: torch.Tensor, size: Any = None, *, mode: str, **options:
     """
     if options.pop("antialias", False):
         over_rows, over_columns = (
-            _smoothing_matrix(number, side, mode == "bicubic").to(input.dtype)
+            _make_smoothing_matrix(number, side, mode == "bicubic").to(input.dtype)
             for number, side in zip(size, input.shape[2:], strict=True)
         )
         return over_rows @ input @ over_columns.T
@@ -75,12 +76,13 @@ def _make_averaging_matrix(number: int, side: int) -> torch.Tensor:
 
     Mean i covers the cells from floor(i * side / number) to before ceil((i + 1) * side / number).
     """
-    index, cell = torch.arange(number)[:, None], torch.arange(side)
+    index = torch.arange(number)[:, None]
+    cell = torch.arange(side)
     start, end = index * side // number, ((index + 1) * side + number - 1) // number
     return ((cell >= start) & (cell < end)) / (end - start)
 
 
-def _smoothing_matrix(number: Any, side: int, is_cubic: bool) -> torch.Tensor:
+def _make_smoothing_matrix(number: Any, side: int, is_cubic: bool) -> torch.Tensor:
     """Return the matrix [number, side] by which torch resizes `side` cells with antialiasing: the weights of a filter.
 
     The filter is as wide as the smaller of the two grids' steps: a triangle, or Keys' cubic with a = -0.5.
@@ -156,14 +158,14 @@ def export_onnx_program(
     """Export a module of images [B, C, H, W] to ONNX, for any B, and for any H and W unless `size` is given.
 
     `lower_opset` must then convert the operators that torch cannot write in `opset`; about sizes see
-    `only_whole_patches`.
+    `needs_whole_patches`.
     """
     traced_opset = None if opset is None else max(opset, TORCHS_OLDEST_OPSET)
     if size is not None:
-        return onnx_of_batches(module, torch.zeros(2, config.num_channels, *size), output_names, traced_opset)
+        return export_onnx_of_batches(module, torch.zeros(2, config.num_channels, *size), output_names, traced_opset)
     height, width = choose_traced_size(config.grid, config.patch_stride)
     dims: dict[int, Any] = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-    if only_whole_patches(config):
+    if needs_whole_patches(config):
         stride_h, stride_w = config.patch_stride
         dims |= {2: stride_h * Dim("rows"), 3: stride_w * Dim("columns")}
     with torch.no_grad(), _ReplacedOperators():
@@ -177,7 +179,7 @@ def export_onnx_program(
     return _export(program, output_names=output_names, opset_version=traced_opset)
 
 
-def onnx_of_batches(
+def export_onnx_of_batches(
     module: nn.Module, example: torch.Tensor, output_names: Sequence[str], opset: int | None = None
 ) -> ONNXProgram:
     """Export a module that takes a tensor like `example` [B, ...] to ONNX, for any B."""
@@ -273,7 +275,7 @@ def takes_other_sizes(config: Any) -> bool:
     return True
 
 
-def only_whole_patches(config: Any) -> bool:
+def needs_whole_patches(config: Any) -> bool:
     """Return whether sides must be multiples of the patch, as for a ResNet, whose padding depends on the size."""
     return getattr(config, "stage_depths", None) is not None
 

@@ -28,11 +28,11 @@ from hf_vit.loading.pixels import crop_to_patches
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.modeling_hf_vit import (
     AttentionMaps,
-    class_token_index,
     compute_attention_probabilities,
-    patch_token_slice,
+    get_class_token_index,
+    get_patch_token_slice,
 )
-from hf_vit.results.figures import new_figure, set_integer_ticks
+from hf_vit.results.figures import make_figure, set_integer_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,7 +97,7 @@ class Context:
     """The inputs of an analysis.
 
     Attributes:
-        subject: the model.
+        loaded: the model.
         images: the images.
         settings: numbers of images, batch sizes and seed.
         against: second model, for `cka_between`.
@@ -105,7 +105,7 @@ class Context:
         optimize: whether an analysis that needs only predictions may use an optimized copy of the model.
     """
 
-    subject: LoadedModel
+    loaded: LoadedModel
     images: AnalysisImages
     settings: AnalysisSettings = field(default_factory=AnalysisSettings)
     against: LoadedModel | None = None
@@ -142,7 +142,7 @@ class Analysis(ABC):
 
     @classmethod
     @abstractmethod
-    def obstacle(cls, context: Context) -> str | None:
+    def find_obstacle(cls, context: Context) -> str | None:
         """Return why the analysis does not apply, as the end of "NAME does not apply: ..."; None if it does."""
 
     @abstractmethod
@@ -161,14 +161,14 @@ class Analysis(ABC):
         """Yield preprocessed images [B, C, H, W], by default those of the context, cropped to whole patches."""
         shape: torch.Size | None = None
         for batch in (images or self.context.images).batches(self.context.settings.batch_size, limit):
-            pixel_values = self.context.subject.pixel_values(batch)
+            pixel_values = self.context.loaded.pixel_values(batch)
             if shape is not None and pixel_values.shape[1:] != shape:
                 raise UserError(
                     f"the image processor returns images of {tuple(shape[1:])} and {tuple(pixel_values.shape[2:])} "
                     "px, but averages need one size; set do_resize in preprocessor_config.json"
                 )
             shape = pixel_values.shape[1:]
-            yield crop_to_patches(self.context.subject.model, pixel_values)
+            yield crop_to_patches(self.context.loaded.model, pixel_values)
 
 
 OURS = tuple(family.model_type for family in FAMILIES.values() if family.has_tokens)
@@ -222,8 +222,8 @@ class TokenLayout:
         if config.model_type in OURS:
             self.patch_px: tuple[int, int] = config.patch_stride
             attends = config.model_type in OUR_VITS  # a Mixer has no other tokens than its patches
-            self.patch_tokens = patch_token_slice(config) if attends else slice(None)
-            self.class_token = class_token_index(config) if attends and config.has_class_token else None
+            self.patch_tokens = get_patch_token_slice(config) if attends else slice(None)
+            self.class_token = get_class_token_index(config) if attends and config.has_class_token else None
             self._compute_grid = config.grid_of
         else:
             self.patch_px = as_pair(config.patch_size)
@@ -237,7 +237,8 @@ class TokenLayout:
 
 def find_attention_obstacle(model: nn.Module) -> str | None:
     """Return why the attention of a model cannot be read, or None."""
-    kind, readable_types = find_model_type(model), (*OUR_VITS, *PREFIX_TOKENS)
+    kind = find_model_type(model)
+    readable_types = (*OUR_VITS, *PREFIX_TOKENS)
     if kind in readable_types:
         return None
     return f"it needs attention maps, which can be read from {', '.join(readable_types)}, but not from {kind}"
@@ -261,12 +262,14 @@ class AttentionReader:
     def __init__(self, model: nn.Module) -> None:
         if obstacle := find_attention_obstacle(model):
             raise UserError(f"the model's attention cannot be analyzed: {obstacle}; choose other analyses with --only")
-        self.encoder, self.layout = find_encoder(model), TokenLayout(model)
+        self.encoder = find_encoder(model)
+        self.layout = TokenLayout(model)
 
     def read(self, pixel_values: torch.Tensor, receive: Callable[[int, AttentionMaps], None]) -> None:
         """Run the encoder on [B, C, H, W] and call `receive(layer, maps)` for every layer, from first to last."""
         h, w = self.layout.grid(pixel_values)
-        layers, rows = itertools.count(), list[torch.Tensor]()
+        layers = itertools.count()
+        rows = list[torch.Tensor]()
 
         def make_hook(axis: str) -> Callable[..., None]:
             """Return a pre-hook for attention along "row" or "column"; other names mean full attention."""
@@ -303,8 +306,8 @@ def _compute_probabilities(
     module: Any, hidden_states: torch.Tensor, grid: tuple[int, int], rotation: Any
 ) -> torch.Tensor:
     """Return the attention probabilities [B, A, N, N] of an attention module for its input."""
-    if hasattr(module, "probabilities"):
-        return module.probabilities(hidden_states, None, grid, None, rotation)
+    if hasattr(module, "compute_probabilities"):
+        return module.compute_probabilities(hidden_states, None, grid, None, rotation)
     query = module.q_proj(hidden_states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
     key = module.k_proj(hidden_states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
     return compute_attention_probabilities(query, key, module.scaling)
@@ -315,12 +318,12 @@ class AttentionAnalysis(Analysis):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.reader = AttentionReader(context.subject.model)
+        self.reader = AttentionReader(context.loaded.model)
 
     @classmethod
-    def obstacle(cls, context: Context) -> str | None:
+    def find_obstacle(cls, context: Context) -> str | None:
         """Return why the model's attention cannot be read, or None."""
-        return find_attention_obstacle(context.subject.model)
+        return find_attention_obstacle(context.loaded.model)
 
     @torch.inference_mode()
     def read(self, pixel_values: torch.Tensor, receive: Callable[[int, AttentionMaps], None]) -> None:
@@ -372,15 +375,15 @@ class FeatureAnalysis(Analysis):
     """
 
     @classmethod
-    def obstacle(cls, context: Context) -> str | None:
+    def find_obstacle(cls, context: Context) -> str | None:
         """Return why the model's feature maps cannot be read, or None."""
-        return find_feature_obstacle(context.subject.model)
+        return find_feature_obstacle(context.loaded.model)
 
     def read_maps(self, pixel_values: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
         """Run the model on [B, C, H, W] and return the maps of all depths and the model's output."""
-        return read_features(self.context.subject.model, pixel_values)
+        return read_features(self.context.loaded.model, pixel_values)
 
-    def patch_px(self, pixel_values: torch.Tensor, last: torch.Tensor) -> tuple[int, int]:
+    def compute_patch_px(self, pixel_values: torch.Tensor, last: torch.Tensor) -> tuple[int, int]:
         """Return (height, width) in pixels of the image area behind a position of the last map, such as a patch."""
         (height, width), (h, w) = pixel_values.shape[2:], last.shape[2:]
         if height % h or width % w:
@@ -464,7 +467,7 @@ def draw_panels(
     panels: "Mapping[str, Any]", xlabel: str, ylabel: str, draw: "Callable[[Axes, Any], None]", **legend: Any
 ) -> "Figure":
     """Draw panels (title -> content) side by side; `draw` gets axes and content, `legend` are options of legends."""
-    figure = new_figure(4.4 * len(panels), 3.6)
+    figure = make_figure(4.4 * len(panels), 3.6)
     for index, (title, content) in enumerate(panels.items()):
         axes = figure.add_subplot(1, len(panels), index + 1)
         draw(axes, content)

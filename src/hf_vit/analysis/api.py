@@ -35,14 +35,14 @@ from hf_vit.analysis.registry import ANALYSES
 from hf_vit.analysis.shape_bias import ShapeBias
 from hf_vit.data.transforms import keeps_shapes
 from hf_vit.display import Displayed
-from hf_vit.errors import UserError, enough_memory
+from hf_vit.errors import UserError, report_full_memory
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.hub.card import refresh_card
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints, parse_step
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import describe_engine, record_engine
-from hf_vit.results.documents import Document, ModelInput, differing_fields
-from hf_vit.results.facts import Facts, Record, append_record, is_recorded, new_record
+from hf_vit.results.documents import Document, ModelInput, list_differing_fields
+from hf_vit.results.facts import Facts, Record, append_record, is_recorded, make_record
 from hf_vit.results.figures import PictureFormat, encode_figure, render_report
 from hf_vit.results.writing import write_atomically
 
@@ -236,7 +236,7 @@ def save_analyses(
 
     Args:
         run: the results.
-        command: the command that was run; see `new_record`.
+        command: the command that was run; see `make_record`.
         seed: random seed of the run.
         device: torch device of the run.
 
@@ -253,14 +253,14 @@ def save_analyses(
     }
     if not new:
         return None
-    run.subject.need_same_folder()
+    run.subject.check_same_folder()
     pictures: dict[str, str] = {}
     for path, title in run.pictures.items():
         name = f"analysis_{path.name}"
         write_atomically(folder / name, path.read_bytes())
         pictures[name] = title
     values = {"analyses": new, "skipped_images": len(run.images.skipped), "pictures": pictures}
-    record = new_record(
+    record = make_record(
         "analysis",
         values=values | record_engine(run.engine),
         command=command,
@@ -334,16 +334,16 @@ def analyze(
             "--images is missing, and only shape_bias works with --cue-conflict alone; give a folder of "
             "images or a data set with --images"
         )
-    subject = load_model(model, device, inside=True)
+    loaded = load_model(model, device, inside=True)
     context = Context(
-        subject,
+        loaded,
         open_images(images, settings.num_images, split=split, seed=settings.seed),
         settings,
         against=None if against is None else load_model(against, device, inside=True),
-        cue_conflicts=None if conflicts is None else conflicts.for_model(subject, class_map),
+        cue_conflicts=None if conflicts is None else conflicts.for_model(loaded, class_map),
         optimize=optimize,
     )
-    run = AnalysisRun(subject, context.images)
+    run = AnalysisRun(loaded, context.images)
     applicable = _select_applicable(only, context, run)
     if output is None:
         for name in applicable:
@@ -351,8 +351,8 @@ def analyze(
         return run
     _run_analyses(applicable, run, context, Path(output), picture_format, report or (lambda line: None))
     run.record = save_analyses(run, command=command, seed=settings.seed, device=device)
-    if subject.folder is not None:
-        refresh_card(subject.folder)  # also if an earlier run was killed between the record and the card
+    if loaded.folder is not None:
+        refresh_card(loaded.folder)  # also if an earlier run was killed between the record and the card
     return run
 
 
@@ -379,7 +379,7 @@ def _run_analyses(
         report(f"{name} finished in {time.perf_counter() - analysis_start:.1f} s{note}")
     for name, document in documents.items():
         run.arrays[name] = {array: stored_array.array() for array, stored_array in document.arrays.items()}
-        if name not in run.summaries and ANALYSES[name].obstacle(context) is None:
+        if name not in run.summaries and ANALYSES[name].find_obstacle(context) is None:
             run.summaries[name] = ANALYSES[name](context).summary(run.arrays[name])
         run.pictures.update({folder / file: title for file, title in document.pictures.items()})
     ordered = [documents[name] for name in ANALYSES if name in documents]
@@ -400,8 +400,10 @@ def _run_analyses(
 
 def _select_applicable(only: Sequence[str] | None, context: Context, run: AnalysisRun) -> list[str]:
     """Return the names of the analyses that apply to the model; raise UserError if one in `only`, or none, does."""
-    reasons = {name: analysis.obstacle(context) for name, analysis in ANALYSES.items() if only is None or name in only}
-    if any(keeps_shapes(each.processor) for each in (context.subject, context.against) if each is not None):
+    reasons = {
+        name: analysis.find_obstacle(context) for name, analysis in ANALYSES.items() if only is None or name in only
+    }
+    if any(keeps_shapes(each.processor) for each in (context.loaded, context.against) if each is not None):
         reason = "it needs images of one size, but the model's image processor keeps their shape (max_num_patches)"
         reasons = {name: old or (reason if ANALYSES[name].reads_images else None) for name, old in reasons.items()}
     run.left_out = {name: reason for name, reason in reasons.items() if reason is not None}
@@ -410,7 +412,7 @@ def _select_applicable(only: Sequence[str] | None, context: Context, run: Analys
         raise UserError(f"{name} cannot be applied: {run.left_out[name]}")
     if len(run.left_out) == len(reasons):
         raise UserError(
-            f"no analysis can be applied to {context.subject.name}: {'; '.join(run.left_out.values())}; give "
+            f"no analysis can be applied to {context.loaded.name}: {'; '.join(run.left_out.values())}; give "
             "another model"
         )
     return [name for name in reasons if name not in run.left_out]
@@ -421,7 +423,7 @@ def _measure(analysis: Analysis, run: AnalysisRun) -> Arrays:
     settings = analysis.context.settings
     sizes = f"batches of {settings.batch_size} images, of {settings.cka_batch_size} for CKA"
     remedy = "choose a smaller --batch-size, or for CKA --cka-batch-size; finished analyses are kept"
-    with enough_memory(f"{analysis.name} ({sizes})", remedy):
+    with report_full_memory(f"{analysis.name} ({sizes})", remedy):
         arrays = analysis.measure()
     run.arrays[analysis.name] = arrays
     run.summaries[analysis.name] = analysis.summary(arrays)
@@ -435,7 +437,7 @@ def _describe_inputs(context: Context, analysis: type[Analysis]) -> AnalysisInpu
     second_model = context.against if analysis.second_input == "against" else None
     conflicts = context.cue_conflicts if analysis.second_input == "cue_conflicts" else None
     return AnalysisInputs(
-        model=ModelInput(**context.subject.describe()),
+        model=ModelInput(**context.loaded.describe()),
         images=ImagesInput.model_validate(context.images, from_attributes=True),
         settings=asdict(context.settings),
         against=None if second_model is None else ModelInput(**second_model.describe()),
@@ -454,12 +456,13 @@ def _read_finished(folder: Path, context: Context) -> dict[str, AnalysisDocument
         document = AnalysisDocument.read(folder / f"{name}.json")
         if document is None or not all((folder / picture).is_file() for picture in document.pictures):
             continue
-        inputs, second_input = _describe_inputs(context, analysis), analysis.second_input
+        inputs = _describe_inputs(context, analysis)
+        second_input = analysis.second_input
         if second_input is not None and getattr(context, second_input) is None:
             # This input was not given now, so the finished result stays.
             setattr(inputs, second_input, getattr(document.inputs, second_input))
         if document.inputs != inputs:
-            fields = ", ".join(differing_fields(document.inputs, inputs))
+            fields = ", ".join(list_differing_fields(document.inputs, inputs))
             raise UserError(
                 f"{folder} holds {name} of a run with other inputs ({fields} differ); choose another --output"
             )
@@ -556,7 +559,9 @@ def analyze_stages(
     Raises:
         UserError: there is no checkpoint, or an error of `analyze`.
     """
-    folders, settings, output = stage_folders(source), settings or AnalysisSettings(), Path(output)
+    folders = stage_folders(source)
+    settings = settings or AnalysisSettings()
+    output = Path(output)
     if not folders:
         raise UserError(
             f"{source} holds no checkpoint-<step> folders with weights; give the output folder of a training "
@@ -570,8 +575,8 @@ def analyze_stages(
     for folder in folders:
         report_line(f"{folder.name}:")
         # folder=None: nothing is recorded in a checkpoint's folder, which belongs to the training.
-        subject = replace(load_model(folder, device), folder=None)
-        runs.append(analyze(subject, images, output / folder.name, **options))
+        loaded = replace(load_model(folder, device), folder=None)
+        runs.append(analyze(loaded, images, output / folder.name, **options))
     pairs = [(folder, run.subject.fingerprint) for folder, run in zip(folders, runs, strict=True)]
     stages = [Stage(name=folder.name, step=parse_step(folder), fingerprint=digest) for folder, digest in pairs]
     document = StagesDocument(stages=stages, numbers=_collect_numbers(runs))

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, forward_options
 from hf_vit.loading.model import LoadedModel
 from hf_vit.loading.outputs import watch_layers
-from hf_vit.results.figures import new_figure, set_integer_ticks
+from hf_vit.results.figures import make_figure, set_integer_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
 
-def gram(features: torch.Tensor) -> torch.Tensor:
+def compute_gram(features: torch.Tensor) -> torch.Tensor:
     """Return the linear kernel [B, B] in float64 of features [B, ...], each flattened to one vector.
 
     The batch mean is subtracted first: HSIC_1 does not depend on it, and rounding errors grow with it.
@@ -33,7 +33,7 @@ def gram(features: torch.Tensor) -> torch.Tensor:
     return (rows @ rows.T).cpu().double()
 
 
-def hsic(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def compute_hsic(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return the unbiased HSIC_1 [L, L'] of every pair of kernels [L, B, B] and [L', B, B]; B must be at least 4."""
     num_images = first.shape[-1]
     off_diagonal = 1 - torch.eye(num_images, dtype=first.dtype)
@@ -61,9 +61,9 @@ class MinibatchCKA:
         first_kernels, second_kernels = torch.stack(first), torch.stack(second)
         cross, first_norms, second_norms = self._sums
         self._sums = (
-            cross + hsic(first_kernels, second_kernels),
-            first_norms + hsic(first_kernels, first_kernels).diagonal(),
-            second_norms + hsic(second_kernels, second_kernels).diagonal(),
+            cross + compute_hsic(first_kernels, second_kernels),
+            first_norms + compute_hsic(first_kernels, first_kernels).diagonal(),
+            second_norms + compute_hsic(second_kernels, second_kernels).diagonal(),
         )
 
     def value(self) -> NDArray[np.float32]:
@@ -73,19 +73,19 @@ class MinibatchCKA:
         return (cross / scale.where(scale > 0, torch.nan)).numpy().astype(np.float32)
 
 
-def layer_kernels(subject: LoadedModel, images: "Sequence[Image]") -> tuple[list[torch.Tensor], list[str]]:
+def compute_layer_kernels(loaded: LoadedModel, images: "Sequence[Image]") -> tuple[list[torch.Tensor], list[str]]:
     """Return a kernel [B, B] and the name of every layer in the order they ran, twice for a layer that runs twice."""
     kernels: list[torch.Tensor] = []
     names: list[str] = []
 
     def add_kernel(name: str, features: torch.Tensor) -> None:
         if len(features) == len(images):
-            kernels.append(gram(features))
+            kernels.append(compute_gram(features))
             names.append(name)
 
-    with watch_layers(subject.model, add_kernel), torch.inference_mode():
-        pixel_values = subject.pixel_values(images)
-        subject.model(pixel_values, **forward_options(subject.model, pixel_values))
+    with watch_layers(loaded.model, add_kernel), torch.inference_mode():
+        pixel_values = loaded.pixel_values(images)
+        loaded.model(pixel_values, **forward_options(loaded.model, pixel_values))
     return kernels, names
 
 
@@ -103,7 +103,7 @@ class CKA(Analysis):
     arrays = describe_arrays(cka=("layer other_layer", "1", "CKA of two layers"))
 
     @classmethod
-    def obstacle(cls, context: Context) -> str | None:
+    def find_obstacle(cls, context: Context) -> str | None:
         """Return a reason if there are too few images, else None."""
         if context.images.size < 4:
             return f"it needs at least 4 images, but got {context.images.size}"
@@ -111,17 +111,17 @@ class CKA(Analysis):
 
     def measure(self) -> Arrays:
         """Compute CKA in minibatches of nearly equal size, each of at least 4 images."""
-        images, limit = self.context.images, self.context.settings.cka_batch_size
+        images = self.context.images
         second_model = self.context.against if self.second_input else None
         cka = MinibatchCKA()
         names, other_names = list[str](), list[str]()
-        num_batches = min(math.ceil(images.size / limit), images.size // 4)
+        num_batches = min(math.ceil(images.size / self.context.settings.cka_batch_size), images.size // 4)
         for indices in np.array_split(np.arange(images.size), num_batches):
             batch = [images.read(int(index)) for index in indices]
-            kernels, names = layer_kernels(self.context.subject, batch)
+            kernels, names = compute_layer_kernels(self.context.loaded, batch)
             other_kernels, other_names = kernels, names
             if second_model is not None:
-                other_kernels, other_names = layer_kernels(second_model, batch)
+                other_kernels, other_names = compute_layer_kernels(second_model, batch)
             cka.update(kernels, other_kernels)
         self.notes.append(f"layers: {', '.join(names)}")
         if second_model is not None:
@@ -130,7 +130,7 @@ class CKA(Analysis):
 
     def draw(self, arrays: Arrays) -> Pictures:
         """Return a heat map of CKA."""
-        first = self.context.subject
+        first = self.context.loaded
         second = self.context.against if self.second_input else None
         names = [f"layer of {model.name}" for model in (first, second or first)]
         return {self.title: draw_cka(arrays["cka"], *names)}
@@ -148,16 +148,16 @@ class CKABetween(CKA):
     )
 
     @classmethod
-    def obstacle(cls, context: Context) -> str | None:
+    def find_obstacle(cls, context: Context) -> str | None:
         """Return a reason if there is no second model or there are too few images, else None."""
         if context.against is None:
             return "it needs a second model; give --against MODEL"
-        return super().obstacle(context)
+        return super().find_obstacle(context)
 
 
 def draw_cka(values: "NDArray[np.float32]", first: str, second: str) -> "Figure":
     """Draw CKA [L, L'] as a heat map with layer 0 at the bottom left."""
-    figure = new_figure(5.2, 4.2)
+    figure = make_figure(5.2, 4.2)
     axes = figure.add_subplot()
     heat_map = axes.imshow(values, origin="lower", cmap="magma", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axes.set_ylabel(first, parse_math=False)

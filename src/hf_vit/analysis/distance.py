@@ -12,7 +12,7 @@ from hf_vit.analysis.analysis import Arrays, HeadMetric, Pictures, describe_arra
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 
 
-def grid_distances(
+def compute_grid_distances(
     grid: tuple[int, int], patch_px: tuple[int, int], device: torch.device | str | None = None
 ) -> torch.Tensor:
     """Return the Euclidean distances in px between the patches of a grid, [h*w, h*w] float32, patches row by row."""
@@ -22,7 +22,7 @@ def grid_distances(
     return torch.hypot(rows[:, None] - rows, columns[:, None] - columns)
 
 
-def attention_distances(maps: AttentionMaps, layer: int, patch_px: tuple[int, int]) -> dict[str, torch.Tensor]:
+def compute_attention_distances(maps: AttentionMaps, layer: int, patch_px: tuple[int, int]) -> dict[str, torch.Tensor]:
     """Return the distance between query and key patches, weighted by attention and averaged over query patches.
 
     Returns:
@@ -35,7 +35,7 @@ def attention_distances(maps: AttentionMaps, layer: int, patch_px: tuple[int, in
     if isinstance(attention, tuple):
         return _measure_axial_distances(attention[0].float(), attention[1].float(), patch_px)
     patch_attention = attention[:, :, maps.patch_tokens, maps.patch_tokens].float()
-    distances = grid_distances(maps.grid, patch_px, patch_attention.device)
+    distances = compute_grid_distances(maps.grid, patch_px, patch_attention.device)
     weighted = torch.einsum("baqk,qk->baq", patch_attention, distances)
     patch_share = patch_attention.sum(dim=-1)
     return {
@@ -53,7 +53,7 @@ def _measure_axial_distances(
     The composed map is computed for one row of queries at a time to save memory.
     """
     h, w = rows.shape[2], columns.shape[2]
-    distances = grid_distances((h, w), patch_px, rows.device).view(h, w, h, w)
+    distances = compute_grid_distances((h, w), patch_px, rows.device).view(h, w, h, w)
     total = rows.new_zeros(rows.shape[:2])
     for query_row in range(h):
         # Query (i, j) attends to (i', j') through (i', j): first along column j, then along row i'.
@@ -89,7 +89,7 @@ class AttentionDistance(HeadMetric):
 
     def compute(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
         """Return the attention distances of one layer."""
-        return attention_distances(maps, layer, self.reader.layout.patch_px)
+        return compute_attention_distances(maps, layer, self.reader.layout.patch_px)
 
     def draw(self, arrays: Arrays) -> Pictures:
         """Return a plot of the distances over the layers."""

@@ -11,12 +11,12 @@ from hf_vit.analysis.analysis import Arrays, HeadMetric, Pictures, describe_arra
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 
 
-def entropies(probabilities: torch.Tensor) -> torch.Tensor:
+def compute_entropies(probabilities: torch.Tensor) -> torch.Tensor:
     """Return the entropy in nats over the last axis, [..., N] -> [...]: 0 for one key, log N for uniform attention."""
     return torch.special.entr(probabilities.float()).sum(dim=-1)
 
 
-def attention_entropies(maps: AttentionMaps, layer: int) -> dict[str, torch.Tensor]:
+def compute_attention_entropies(maps: AttentionMaps, layer: int) -> dict[str, torch.Tensor]:
     """Return the entropy in nats of a patch's attention, averaged over query patches, as arrays [B, A].
 
     Prefix tokens count as keys but not as queries. Axial layers have the `entropy` of the composed map and of both
@@ -24,8 +24,8 @@ def attention_entropies(maps: AttentionMaps, layer: int) -> dict[str, torch.Tens
     """
     attention = maps[layer]
     if isinstance(attention, torch.Tensor):
-        return {"entropy": entropies(attention[:, :, maps.patch_tokens]).mean(dim=-1)}
-    rows, columns = entropies(attention[0]), entropies(attention[1])  # [B, A, h, w], [B, A, w, h]
+        return {"entropy": compute_entropies(attention[:, :, maps.patch_tokens]).mean(dim=-1)}
+    rows, columns = compute_entropies(attention[0]), compute_entropies(attention[1])  # [B, A, h, w], [B, A, w, h]
     # Chain rule: the entropy of the column step, plus the expected entropy of the row step.
     expected_row_entropy = torch.einsum("bawqk,bakw->bawq", attention[1].float(), rows)
     return {
@@ -54,7 +54,7 @@ class AttentionEntropy(HeadMetric):
 
     def compute(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
         """Return the attention entropies of one layer."""
-        return attention_entropies(maps, layer)
+        return compute_attention_entropies(maps, layer)
 
     def draw(self, arrays: Arrays) -> Pictures:
         """Return a plot of the entropies over the layers."""

@@ -83,7 +83,7 @@ class Move:
         angle, scale = (self.value[0], 1.0) if self.kind == "rotation" else (0.0, self.value[0])
         return warp_maps(maps, angle, scale, image, padding)
 
-    def valid_mask(self, grid: Size, image: Size) -> torch.Tensor:
+    def make_valid_mask(self, grid: Size, image: Size) -> torch.Tensor:
         """Return [h, w] bool: positions that depend only on pixels of the image and on known features."""
         if self.kind.endswith("shift"):
             first_row, first_column = (
@@ -152,10 +152,12 @@ class Equivariance(FeatureAnalysis):
 
     def measure(self) -> Arrays:
         """Return errors and cosine similarities of all moves and depths."""
-        comparison, moves = MapComparison(), ()
+        comparison = MapComparison()
+        moves = ()
         for pixel_values in self.batches():
             moves = self._compare(pixel_values, comparison)
-        results, arrays = comparison.arrays(), Arrays()
+        results = comparison.arrays()
+        arrays = Arrays()
         for kind in KINDS:
             cases = [case for case, move in enumerate(moves) if move.kind == kind]
             values = np.array([moves[case].value for case in cases], dtype=np.float32)
@@ -168,11 +170,11 @@ class Equivariance(FeatureAnalysis):
         """Compare the features of a batch [B, C, H, W] under all moves, and return the moves."""
         image = pixel_values.shape[2], pixel_values.shape[3]
         original_maps, _ = self.read_maps(pixel_values)
-        moves = make_moves(self.patch_px(pixel_values, original_maps[-1]))
+        moves = make_moves(self.compute_patch_px(pixel_values, original_maps[-1]))
         for case, move in enumerate(moves):
             moved_maps, _ = self.read_maps(move(pixel_values.float(), image).to(pixel_values.dtype))
             for depth, features in enumerate(moved_maps):
-                valid_mask = move.valid_mask((features.shape[2], features.shape[3]), image).to(features.device)
+                valid_mask = move.make_valid_mask((features.shape[2], features.shape[3]), image).to(features.device)
                 comparison.add(case, depth, features, move(original_maps[depth].float(), image), valid_mask)
         return moves
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, find_encoder, find_model_type
-from hf_vit.families import family_of
-from hf_vit.results.figures import new_figure
+from hf_vit.families import find_family
+from hf_vit.results.figures import make_figure
 
 NUM_COMPONENTS = 28  # as in the paper's figure
 
 
-def principal_components(
+def compute_principal_components(
     filters: torch.Tensor, count: int = NUM_COMPONENTS
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the main components [count, C, P, P'] of filters [F, C, P, P'] and their shares of the variance.
@@ -34,14 +34,15 @@ def principal_components(
     return pca.components_.reshape(shape).astype(np.float32), pca.explained_variance_ratio_.astype(np.float32)
 
 
-def patch_filters(model: nn.Module) -> dict[str, torch.Tensor]:
+def list_patch_filters(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return filters [F, C, P, P'] by name: "embedding" of a ViT, "root" of a hybrid or ResNet as it is used."""
     encoder = find_encoder(model)
     filters: dict[str, torch.Tensor] = {}
     patches = getattr(getattr(encoder, "embeddings", None), "patch_embeddings", None)
-    if isinstance(projection := getattr(patches, "projection", None), nn.Conv2d):
+    projection = getattr(patches, "projection", None)
+    if isinstance(projection, nn.Conv2d):
         filters["embedding"] = projection.weight
-    if family_of(find_model_type(model)) is not None:
+    if find_family(find_model_type(model)) is not None:
         for name, module in encoder.named_modules():
             if name.rpartition(".")[2] == "root_conv":
                 with torch.no_grad():
@@ -53,7 +54,8 @@ def patch_filters(model: nn.Module) -> dict[str, torch.Tensor]:
 class PatchFilters(Analysis):
     """The first principal components of the patch embedding and of the root convolution of hybrids and ResNets."""
 
-    name, reads_images = "patch_filters", False
+    name = "patch_filters"
+    reads_images = False
     title = "Principal components of the patch filters"
     source = "arXiv 2010.11929, section 4.5 and figure 7 (left)"
     shows = (
@@ -68,16 +70,16 @@ class PatchFilters(Analysis):
     )
 
     @classmethod
-    def obstacle(cls, context: Context) -> str | None:
+    def find_obstacle(cls, context: Context) -> str | None:
         """Return a reason if the model has no such filters, else None."""
-        has_filters = bool(patch_filters(context.subject.model))
+        has_filters = bool(list_patch_filters(context.loaded.model))
         return None if has_filters else "the model has no embeddings.patch_embeddings.projection"
 
     def measure(self) -> Arrays:
         """Return components and explained variance of all filters."""
         arrays: Arrays = {}
-        for name, filters in patch_filters(self.context.subject.model).items():
-            components, variance = principal_components(filters)
+        for name, filters in list_patch_filters(self.context.loaded.model).items():
+            components, variance = compute_principal_components(filters)
             arrays |= {f"{name}_components": components, f"{name}_variance": variance}
         return arrays
 
@@ -100,7 +102,7 @@ def _draw_filters(components: NDArray[np.float32]) -> Any:
     """Draw components [F, C, P, P'] as tiles in color or gray; 1x1 filters and other channel counts as one matrix."""
     count, channels, height, width = components.shape
     if channels not in (1, 3) or height * width == 1:
-        figure = new_figure(7, 4)
+        figure = make_figure(7, 4)
         axes = figure.add_subplot()
         axes.imshow(components.reshape(count, -1), cmap="coolwarm", aspect="auto", interpolation="nearest")
         axes.set_xlabel("input channel" if height * width == 1 else "input channel, row, column")
@@ -108,7 +110,7 @@ def _draw_filters(components: NDArray[np.float32]) -> Any:
         return figure
     columns = min(7, count)
     rows = math.ceil(count / columns)
-    figure = new_figure(0.9 * columns, 0.9 * rows)
+    figure = make_figure(0.9 * columns, 0.9 * rows)
     for index, component in enumerate(components):
         axes = figure.add_subplot(rows, columns, index + 1)
         low, high = component.min(), component.max()

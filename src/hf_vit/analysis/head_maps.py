@@ -10,12 +10,13 @@ import torch
 
 from hf_vit.analysis.analysis import Arrays, AttentionAnalysis, Pictures, describe_arrays, to_display_images
 from hf_vit.models.modeling_hf_vit import AttentionMaps
-from hf_vit.results.figures import new_figure
+from hf_vit.results.figures import make_figure
 
 
 def query_maps(maps: AttentionMaps, layer: int, class_token: int | None) -> torch.Tensor:
     """Return the attention [B, A, h, w] of the class token, or else of the central patch, to all patches."""
-    (h, w), attention = maps.grid, maps[layer]
+    h, w = maps.grid
+    attention = maps[layer]
     if isinstance(attention, tuple):  # the composed map of this query only
         rows, columns = attention
         return torch.einsum("bak,bakv->bakv", columns[:, :, w // 2, h // 2], rows[:, :, :, w // 2]).float()
@@ -61,11 +62,12 @@ class HeadMaps(AttentionAnalysis):
 
     def draw(self, arrays: Arrays) -> Pictures:
         """Return a plot of the first image and its maps."""
-        image, maps = self._pixels[0][0], arrays["maps"][0]
+        image = self._pixels[0][0]
+        maps = arrays["maps"][0]
         layers, heads = maps.shape[:2]
         map_inches, label_inches, title_inches = 0.9, 0.6, 0.4
         # The image covers two rows and two columns at the left of the maps.
-        figure = new_figure(map_inches * (heads + 2) + label_inches, map_inches * max(layers, 2) + title_inches)
+        figure = make_figure(map_inches * (heads + 2) + label_inches, map_inches * max(layers, 2) + title_inches)
         grid = figure.add_gridspec(layers, heads + 2)
         image_axes = figure.add_subplot(grid[: min(2, layers), :2])
         image_axes.imshow(image, interpolation="nearest")

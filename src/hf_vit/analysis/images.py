@@ -17,7 +17,7 @@ import numpy as np
 
 from hf_vit.data import ImageData, load_data, to_rgb
 from hf_vit.data.files import is_image, list_images, walk
-from hf_vit.data.images import open_image, short_name
+from hf_vit.data.images import open_image, shorten_path
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
 from hf_vit.loading.model import LoadedModel
@@ -104,7 +104,7 @@ def read_image_files(name: str, files: Sequence[Path], limit: int | None = None)
             break
         scan, image = open_image({"path": str(file)}, file.name)
         if image is None:
-            skipped.append(short_name(scan.name))
+            skipped.append(shorten_path(scan.name))
         else:
             readable.append(file)
             digests.append(scan.digest)
@@ -119,7 +119,8 @@ def read_image_files(name: str, files: Sequence[Path], limit: int | None = None)
 def _draw_from_data(data: ImageData, num_images: int, split: str, seed: int) -> AnalysisImages:
     """Draw images from a data set; from a stream, take the first ones."""
     table: Any = data.split(split)
-    notes, labels = list(data.notes), list[str]()
+    notes = list(data.notes)
+    labels = list[str]()
     if data.readers:  # a stream: every pass reads from its start
         digests = [_digest(row["image"]) for row in islice(table, num_images)]
         if not digests:
@@ -153,7 +154,8 @@ class _Rereader:
     def read(self, index: int) -> "Image":
         """Return the image at an index as RGB."""
         if index < self._next_index or not self._next_index:
-            self._iterator, self._next_index = iter(self._stream), 0
+            self._iterator = iter(self._stream)
+            self._next_index = 0
         row = next(islice(self._iterator, index - self._next_index, None))
         self._next_index = index + 1
         return to_rgb(row["image"])
@@ -173,7 +175,7 @@ def _read(path: Path) -> "Image":
     scan, image = open_image({"path": str(path)}, path.name)
     if image is None:
         raise UserError(
-            f"image {short_name(scan.name)} became unreadable during the run ({scan.problem}); restore it, "
+            f"image {shorten_path(scan.name)} became unreadable during the run ({scan.problem}); restore it, "
             "and run the same command again"
         )
     return image
@@ -322,7 +324,7 @@ def _read_map(source: str | Path | Mapping[str, Sequence[str]] | None) -> Mappin
 
     if not isinstance(class_map, dict) or not all(map(is_label_list, class_map.values())):
         raise UserError(
-            f"the class map {source} must be a JSON object that maps classes to lists of labels, such as "
-            f'{{"cat": ["tabby"], ...}}'
+            f"the class map {source} is not a JSON object that maps every class to a list of labels; write it like "
+            '{"cat": ["tabby"], ...}'
         )
     return class_map

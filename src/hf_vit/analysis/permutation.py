@@ -19,7 +19,7 @@ from hf_vit.analysis.analysis import (
     draw_curves,
     round_values,
 )
-from hf_vit.families import problem_type_of
+from hf_vit.families import get_problem_type
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 
@@ -86,7 +86,7 @@ class PatchPermutation(FeatureAnalysis):
             # A newly initialized head returns only zeros, for which the relative error is undefined.
             "output_error": np.sqrt(sums[:, 0] / (norm or np.nan)),
         }
-        if has_logits and problem_type_of(self.context.subject.model) != "regression":
+        if has_logits and get_problem_type(self.context.loaded.model) != "regression":
             arrays["same_prediction"] = sums[:, 1] / num_images
         elif not has_logits:
             self.notes.append("the model has no logits, so its output is the mean over positions of the last depth")
@@ -104,7 +104,7 @@ class PatchPermutation(FeatureAnalysis):
         """
         ordered, output = self.read_maps(pixel_values)
         grid = ordered[-1].shape[2], ordered[-1].shape[3]
-        self.patch_px(pixel_values, ordered[-1])
+        self.compute_patch_px(pixel_values, ordered[-1])
         permuted_outputs: list[torch.Tensor] = []
         for case, share in enumerate(SHARES):
             seeds = ((self.context.settings.seed, first_index + index) for index in range(len(pixel_values)))
@@ -114,8 +114,8 @@ class PatchPermutation(FeatureAnalysis):
             for depth, features in enumerate(maps):
                 everywhere = torch.ones(features.shape[2:], dtype=torch.bool, device=features.device)
                 comparison.add(case, depth, features, permute_patches(ordered[depth], sources, grid), everywhere)
-            permuted_outputs.append(_final_output(permuted_output, maps[-1]))
-        return _final_output(output, ordered[-1]), permuted_outputs, _find_logits(output) is not None
+            permuted_outputs.append(_compute_final_output(permuted_output, maps[-1]))
+        return _compute_final_output(output, ordered[-1]), permuted_outputs, _find_logits(output) is not None
 
     def draw(self, arrays: Arrays) -> Pictures:
         """Return plots of the errors by depth, and of the output by share."""
@@ -143,7 +143,7 @@ def _find_logits(output: object) -> torch.Tensor | None:
     return logits if isinstance(logits, torch.Tensor) and logits.ndim == 2 else None
 
 
-def _final_output(output: object, last: torch.Tensor) -> torch.Tensor:
+def _compute_final_output(output: object, last: torch.Tensor) -> torch.Tensor:
     """Return the logits [B, K], or the mean over positions of the last feature map [B, D, h, w]."""
     logits = _find_logits(output)
     return (last.mean(dim=(2, 3)) if logits is None else logits).double()

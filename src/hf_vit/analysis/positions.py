@@ -23,26 +23,26 @@ from hf_vit.analysis.analysis import (
     find_encoder,
 )
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.results.figures import new_figure
+from hf_vit.results.figures import make_figure
 
 _MAX_TILES = 14  # tiles along an axis of the plot; more would be too small to see
 
 
-def position_similarity(table: torch.Tensor) -> torch.Tensor:
+def compute_position_similarity(table: torch.Tensor) -> torch.Tensor:
     """Return the cosine similarities [h, w, h, w] of all pairs of position embeddings [h, w, D]."""
     h, w = table.shape[:2]
     rows = F.normalize(table.detach().flatten(0, 1).double(), dim=-1)
     return (rows @ rows.T).view(h, w, h, w)
 
 
-def patch_positions(model: nn.Module) -> torch.Tensor | None:
+def get_patch_positions(model: nn.Module) -> torch.Tensor | None:
     """Return the position embeddings [h, w, D] of the model's patch grid; None if none are added to the patches."""
     encoder = find_encoder(model)
     config: Any = getattr(encoder, "config", None)
     kind = getattr(config, "model_type", None)
     with torch.no_grad():
         if kind in OUR_VITS:
-            table, _ = encoder.embeddings.position_table(config.grid, like=next(encoder.parameters()))
+            table, _ = encoder.embeddings.compute_position_table(config.grid, like=next(encoder.parameters()))
             return None if table is None else table[0].unflatten(0, config.grid)
         if kind not in PREFIX_TOKENS:
             return None
@@ -56,7 +56,8 @@ def patch_positions(model: nn.Module) -> torch.Tensor | None:
 class PositionSimilarity(Analysis):
     """Cosine similarity between the position embeddings of all pairs of patches."""
 
-    name, reads_images = "position_similarity", False
+    name = "position_similarity"
+    reads_images = False
     title = "Similarity of position embeddings"
     source = "arXiv 2010.11929, section 4.5 and figure 7 (center)"
     shows = (
@@ -68,17 +69,17 @@ class PositionSimilarity(Analysis):
     )
 
     @classmethod
-    def obstacle(cls, context: Context) -> str | None:
+    def find_obstacle(cls, context: Context) -> str | None:
         """Return a reason if the model adds no position embeddings, else None."""
-        if patch_positions(context.subject.model) is None:
+        if get_patch_positions(context.loaded.model) is None:
             return "the model has no additive position embeddings that can be read"
         return None
 
     def measure(self) -> Arrays:
         """Return the cosine similarity of every pair of patches' position embeddings."""
-        table = patch_positions(self.context.subject.model)
+        table = get_patch_positions(self.context.loaded.model)
         assert table is not None
-        return {"similarity": position_similarity(table).float().cpu().numpy()}
+        return {"similarity": compute_position_similarity(table).float().cpu().numpy()}
 
     def draw(self, arrays: Arrays) -> Pictures:
         """Draw a tile per patch; for large grids only every second, third, ... patch."""
@@ -86,7 +87,7 @@ class PositionSimilarity(Analysis):
         rows, columns = (np.arange(0, side, math.ceil(side / _MAX_TILES)) for side in similarity.shape[:2])
         tile_inches = 0.45 if max(len(rows), len(columns)) > 7 else 0.7
         colorbar_inches, label_inches = 1.2, 0.4
-        figure = new_figure(tile_inches * len(columns) + colorbar_inches, tile_inches * len(rows) + label_inches)
+        figure = make_figure(tile_inches * len(columns) + colorbar_inches, tile_inches * len(rows) + label_inches)
         axes = figure.subplots(len(rows), len(columns), squeeze=False)
         for (row, column), tile in np.ndenumerate(axes):
             picture = tile.imshow(similarity[rows[row], columns[column]], vmin=-1, vmax=1, cmap="viridis")

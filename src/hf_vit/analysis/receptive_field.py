@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from hf_vit.analysis.analysis import Arrays, FeatureAnalysis, Pictures, describe_arrays, draw_curves, round_values
-from hf_vit.results.figures import new_figure
+from hf_vit.results.figures import make_figure
 
 # As in the paper, two standard deviations of a Gaussian: pixels count if their gradient exceeds 1 - 0.9545 of the
 # largest gradient.
@@ -23,7 +23,7 @@ INSIDE = 0.9545
 MAX_CELLS = 48  # cells along a side of a saved map
 
 
-def field_energy(maps: torch.Tensor, pixel_values: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
+def compute_field_energy(maps: torch.Tensor, pixel_values: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
     """Return the squared gradient [H, W] of the central position of maps [B, D, h, w], summed over images and colors.
 
     The maps were computed from `pixel_values` [B, C, H, W]. With random signs [B, D] the result is in expectation the
@@ -35,7 +35,7 @@ def field_energy(maps: torch.Tensor, pixel_values: torch.Tensor, signs: torch.Te
     return gradient.double().square().sum(dim=(0, 1)).cpu()
 
 
-def field_numbers(energy: torch.Tensor, grid: tuple[int, int]) -> dict[str, float]:
+def compute_field_metrics(energy: torch.Tensor, grid: tuple[int, int]) -> dict[str, float]:
     """Return metrics of a squared gradient [H, W] of the central position of a grid h x w; NaN if there is no gradient.
 
     Returns:
@@ -94,7 +94,7 @@ class ReceptiveField(FeatureAnalysis):
 
     def measure(self) -> Arrays:
         """Return the maps and metrics of all depths."""
-        with _make_differentiable(self.context.subject.model):
+        with _make_differentiable(self.context.loaded.model):
             return self._measure()
 
     def _measure(self) -> Arrays:
@@ -108,11 +108,11 @@ class ReceptiveField(FeatureAnalysis):
                 maps, _ = self.read_maps(inputs)
             grids = [(features.shape[2], features.shape[3]) for features in maps]
             for depth, features in enumerate(maps):
-                batch_energy = field_energy(features, inputs, self._draw_signs(features, depth, num_images))
+                batch_energy = compute_field_energy(features, inputs, self._draw_signs(features, depth, num_images))
                 energy[depth] = energy.get(depth, 0) + batch_energy
             num_images += len(inputs)
             del maps  # frees the graph before the next batch
-        numbers = [field_numbers(energy[depth], grid) for depth, grid in enumerate(grids)]
+        numbers = [compute_field_metrics(energy[depth], grid) for depth, grid in enumerate(grids)]
         arrays = {name: np.array([metrics[name] for metrics in numbers], dtype=np.float32) for name in numbers[0]}
         return {"maps": np.stack([_downsample(energy[depth]) for depth in sorted(energy)]), **arrays}
 
@@ -148,7 +148,7 @@ def _draw_fields(maps: NDArray[np.float32]) -> Any:
 
     columns = min(7, len(maps))
     rows = math.ceil(len(maps) / columns)
-    figure = new_figure(1.6 * columns + 0.8, 1.8 * rows)
+    figure = make_figure(1.6 * columns + 0.8, 1.8 * rows)
     tiles = figure.subplots(rows, columns, squeeze=False).ravel()
     for depth, (axes, field) in enumerate(zip(tiles, maps, strict=False)):
         heat_map = axes.imshow(field.clip(1e-3), norm=LogNorm(1e-3, 1), cmap="magma", interpolation="nearest")

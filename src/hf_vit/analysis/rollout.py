@@ -12,9 +12,9 @@ import torch
 
 from hf_vit.analysis.analysis import Arrays, AttentionAnalysis, Pictures, describe_arrays, to_display_images
 from hf_vit.evaluation.reading import compute_logits
-from hf_vit.families import problem_type_of
+from hf_vit.families import get_problem_type
 from hf_vit.models.modeling_hf_vit import AttentionMaps
-from hf_vit.results.figures import new_figure
+from hf_vit.results.figures import make_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _HOT = 3  # times the 95th percentile
 
 
-def rollout_step(rollout: torch.Tensor | None, maps: AttentionMaps, layer: int, identity: float) -> torch.Tensor:
+def add_rollout_layer(rollout: torch.Tensor | None, maps: AttentionMaps, layer: int, identity: float) -> torch.Tensor:
     """Return the rollout [B, N, N] with one more layer: ((1 - identity) * mean over heads + identity * I) @ rolled.
 
     Row q holds how much every input token contributes to token q. The row and column attention of an axial layer count
@@ -70,24 +70,25 @@ class AttentionRollout(AttentionAnalysis):
         for pixel_values in self.batches(self.context.settings.num_pictures):
             self._pixels.append(to_display_images(pixel_values))
             self._predictions += self._predict(pixel_values)
-            rollouts.append(self._rollout(pixel_values).cpu())
+            rollouts.append(self._compute_rollout(pixel_values).cpu())
         return {"rollout": torch.cat(rollouts).numpy()}
 
     @torch.inference_mode()
     def _predict(self, pixel_values: torch.Tensor) -> list[str]:
         """Return the predicted class names of a batch; empty for models without classes."""
-        subject = self.context.subject
-        if not subject.label_sets or problem_type_of(subject.model) == "regression":
+        loaded = self.context.loaded
+        if not loaded.label_sets or get_problem_type(loaded.model) == "regression":
             return []
-        best = compute_logits(subject.model, pixel_values).argmax(-1)
-        return [subject.label_sets[-1][number] for number in best.tolist()]
+        best = compute_logits(loaded.model, pixel_values).argmax(-1)
+        return [loaded.label_sets[-1][number] for number in best.tolist()]
 
-    def _rollout(self, pixel_values: torch.Tensor) -> torch.Tensor:
+    def _compute_rollout(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the rollout [B, h, w] from the output token to the patches for images [B, C, H, W]."""
-        layout, rollouts = self.reader.layout, list[torch.Tensor | None]([None])
+        layout = self.reader.layout
+        rollouts = list[torch.Tensor | None]([None])
 
         def add_layer(layer: int, maps: AttentionMaps) -> None:
-            rollouts[0] = rollout_step(rollouts[0], maps, layer, self.context.settings.rollout_identity)
+            rollouts[0] = add_rollout_layer(rollouts[0], maps, layer, self.context.settings.rollout_identity)
 
         self.read(pixel_values, add_layer)
         assert rollouts[0] is not None
@@ -101,7 +102,8 @@ class AttentionRollout(AttentionAnalysis):
     def draw(self, arrays: Arrays) -> Pictures:
         """Return a plot of the images with their rollouts, labels and predictions."""
         patch_px = self.reader.layout.patch_px
-        labels, count = self.context.images.labels, len(arrays["rollout"])
+        labels = self.context.images.labels
+        count = len(arrays["rollout"])
         label_lines = [f"label {name}" for name in labels[:count]] or [""] * count
         prediction_lines = [f"prediction {name}" for name in self._predictions] or [""] * count
         titles = ["\n".join(lines).strip() for lines in zip(label_lines, prediction_lines, strict=True)]
@@ -122,7 +124,7 @@ def draw_overlays(
         titles: title of each image.
     """
     count = len(maps)
-    figure = new_figure(2.2 * count, 5.0)
+    figure = make_figure(2.2 * count, 5.0)
     for index, (image, heat_values) in enumerate(zip(pixels, maps, strict=True)):
         height, width = image.shape[:2]
         for row in range(2):

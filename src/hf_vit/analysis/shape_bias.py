@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, forward_options
 from hf_vit.loading.optimizing import copy_optimized, describe_engine
-from hf_vit.results.figures import new_figure
+from hf_vit.results.figures import make_figure
 
 DECISIONS = ("shape", "texture", "other")
 
 
-def class_decisions(logits: torch.Tensor, labels: Sequence[Sequence[int]]) -> torch.Tensor:
+def decide_classes(logits: torch.Tensor, labels: Sequence[Sequence[int]]) -> torch.Tensor:
     """Return the predicted class [B] for logits [B, K]: the class whose labels have the largest mean probability.
 
     `labels` has for every class the indices of its labels; other labels are ignored.
@@ -41,7 +41,7 @@ def count_decisions(
     return counts
 
 
-def shape_share(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+def compute_shape_share(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return shape / (shape + texture) decisions [...] from counts [..., 3]; NaN if both are zero."""
     num_either = counts[..., :2].sum(axis=-1)
     return np.where(num_either > 0, counts[..., 0], np.nan) / np.maximum(num_either, 1)
@@ -67,7 +67,7 @@ class ShapeBias(Analysis):
     )
 
     @classmethod
-    def obstacle(cls, context: Context) -> str | None:
+    def find_obstacle(cls, context: Context) -> str | None:
         """Return a reason if there are no cue conflict images, else None."""
         if context.cue_conflicts is None:
             return "it needs images whose shape and texture disagree; give --cue-conflict DIR"
@@ -77,23 +77,22 @@ class ShapeBias(Analysis):
         """Return the shape bias by class and overall, and the counts of decisions."""
         conflicts = self.context.cue_conflicts
         assert conflicts is not None
-        subject = self.context.subject
+        loaded = self.context.loaded
         if self.context.optimize:
-            subject, self.engine = copy_optimized(subject, conflicts.images.size)
+            loaded, self.engine = copy_optimized(loaded, conflicts.images.size)
         predictions: list[torch.Tensor] = []
         for pixel_values in self.batches(images=conflicts.images):
             with torch.inference_mode():
-                output = subject.model(pixel_values, **forward_options(subject.model, pixel_values))
-            predictions.append(class_decisions(getattr(output, "logits", output), conflicts.labels).cpu())
+                output = loaded.model(pixel_values, **forward_options(loaded.model, pixel_values))
+            predictions.append(decide_classes(getattr(output, "logits", output), conflicts.labels).cpu())
         shapes = conflicts.shapes
         textures = conflicts.textures
-        num_classes = len(conflicts.classes)
-        counts = count_decisions(torch.cat(predictions).numpy(), shapes, textures, num_classes)
+        counts = count_decisions(torch.cat(predictions).numpy(), shapes, textures, len(conflicts.classes))
         self.notes += [f"classes: {', '.join(conflicts.classes)}", f"decisions: {', '.join(DECISIONS)}"]
         self.notes += conflicts.images.notes + ([] if self.engine is None else [describe_engine(self.engine)])
         return {
-            "shape_bias": shape_share(counts).astype(np.float32),
-            "shape_bias_overall": shape_share(counts.sum(axis=0, keepdims=True)).astype(np.float32),
+            "shape_bias": compute_shape_share(counts).astype(np.float32),
+            "shape_bias_overall": compute_shape_share(counts.sum(axis=0, keepdims=True)).astype(np.float32),
             "decisions": counts.astype(np.float32),
         }
 
@@ -102,7 +101,7 @@ class ShapeBias(Analysis):
         assert self.context.cue_conflicts is not None
         names = self.context.cue_conflicts.classes
         overall = float(arrays["shape_bias_overall"][0])
-        figure = new_figure(0.45 * len(names) + 2.2, 3.4)
+        figure = make_figure(0.45 * len(names) + 2.2, 3.4)
         axes = figure.add_subplot()
         axes.bar(np.arange(len(names)), np.nan_to_num(arrays["shape_bias"]))
         axes.axhline(overall, color="tab:orange", label=f"all: {overall:.2f}")

@@ -12,8 +12,8 @@ from hf_vit.analysis.head_maps import HeadMaps
 from hf_vit.analysis.images import open_images
 from hf_vit.analysis.rollout import AttentionRollout
 from hf_vit.data.images import decode_image
-from hf_vit.errors import UserError, one_line
-from hf_vit.families import family_of
+from hf_vit.errors import UserError, to_one_line
+from hf_vit.families import find_family
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.pages.graph import count_inner_values
 from hf_vit.results.figures import encode_figure
@@ -81,42 +81,42 @@ def show(model: object, image: "Image | str | os.PathLike[str]") -> Shown:
     Raises:
         UserError: the model supports neither, or the image cannot be read.
     """
-    subject = load_model(model, "cpu", inside=True)
+    loaded = load_model(model, "cpu", inside=True)
     try:
         decoded = decode_image(image)
     except (OSError, SyntaxError, ValueError) as error:
         if not isinstance(image, str | os.PathLike):
             raise
-        raise UserError(f"{image} cannot be read as an image: {one_line(error)}; give another file") from error
-    obstacle = _find_page_obstacle(subject)
+        raise UserError(f"{image} cannot be read as an image: {to_one_line(error)}; give another file") from error
+    obstacle = _find_page_obstacle(loaded)
     if obstacle is None:
         try:
-            page = make_still_page(subject.model, subject.processor, decoded, subject.name, subject.folder)  # pyright: ignore[reportArgumentType]
-            return Shown(subject.name, page)
+            page = make_still_page(loaded.model, loaded.processor, decoded, loaded.name, loaded.folder)  # pyright: ignore[reportArgumentType]
+            return Shown(loaded.name, page)
         except UserError as error:  # the page does not support the image processor
             obstacle = str(error)
-    return Shown(subject.name, _draw_attention(subject, decoded, obstacle))
+    return Shown(loaded.name, _draw_attention(loaded, decoded, obstacle))
 
 
-def _find_page_obstacle(subject: LoadedModel) -> str | None:
+def _find_page_obstacle(loaded: LoadedModel) -> str | None:
     """Return why a model has no page, or None."""
-    config: Any = getattr(subject.model, "config", None)
-    if family_of(str(getattr(config, "model_type", None))) is None or not subject.label_sets:
+    config: Any = getattr(loaded.model, "config", None)
+    if find_family(str(getattr(config, "model_type", None))) is None or not loaded.label_sets:
         return "only classifiers of hf_vit, and models that hf_vit can convert to them, have a page"
-    if subject.processor is None:
+    if loaded.processor is None:
         return "the model has no image processor"
     size = 2 * count_inner_values(config)
     return None if size <= _MAX_BYTES else f"its attention maps of {size / 1e6:,.0f} MB are too large for a notebook"
 
 
-def _draw_attention(subject: LoadedModel, image: "Image", obstacle: str) -> str:
+def _draw_attention(loaded: LoadedModel, image: "Image", obstacle: str) -> str:
     """Return plots of the model's attention as HTML that needs no other file."""
-    context = Context(subject, open_images([image], 1), AnalysisSettings(num_images=1, num_pictures=1, batch_size=1))
+    context = Context(loaded, open_images([image], 1), AnalysisSettings(num_images=1, num_pictures=1, batch_size=1))
     figures: list[str] = []
     for analysis_class in (AttentionRollout, HeadMaps):
-        if (reason := analysis_class.obstacle(context)) is not None:
+        if (reason := analysis_class.find_obstacle(context)) is not None:
             raise UserError(
-                f"{subject.name} cannot be shown ({obstacle}), and its attention cannot be drawn ({reason}); give a "
+                f"{loaded.name} cannot be shown ({obstacle}), and its attention cannot be drawn ({reason}); give a "
                 "model of hf_vit, or one that hf_vit can convert"
             )
         analysis = analysis_class(context)
@@ -127,7 +127,7 @@ def _draw_attention(subject: LoadedModel, image: "Image", obstacle: str) -> str:
                 f'<figure><img src="data:image/png;base64,{picture}" alt="{caption}" style="max-width: 100%">'
                 f"<figcaption>{caption}</figcaption></figure>"
             )
-    return f"<!doctype html><meta charset=utf-8><h1>{html.escape(subject.name)}</h1>{''.join(figures)}"
+    return f"<!doctype html><meta charset=utf-8><h1>{html.escape(loaded.name)}</h1>{''.join(figures)}"
 
 
 # Content security policy of the single file, which replaces that of a page with several files.

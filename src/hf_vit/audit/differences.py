@@ -15,9 +15,9 @@ import torch
 
 from hf_vit.data import load_data
 from hf_vit.display import Displayed
-from hf_vit.errors import UserError, one_line
+from hf_vit.errors import UserError, to_one_line
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.frame import Table, draw_images, make_thumbnail, percent, shortened
+from hf_vit.evaluation.protocols.frame import Table, draw_images, make_thumbnail, percent, shorten_list
 from hf_vit.evaluation.reading import convert_to_scores
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.facts import DataFact
@@ -108,10 +108,10 @@ class PairedAccuracy:
         titles = list[str]()
         for example in self.examples:
             first, second = (
-                f"{shortened(prediction.label, 14)} {prediction.probability:.0%}" for prediction in example.answers
+                f"{shorten_list(prediction.label, 14)} {prediction.probability:.0%}" for prediction in example.answers
             )
-            image_name = f"image {example.index}" if example.file is None else shortened(example.file)
-            titles.append(f"{shortened(example.label, 20)} · {image_name}\n{first} | {second}")
+            image_name = f"image {example.index}" if example.file is None else shorten_list(example.file)
+            titles.append(f"{shorten_list(example.label, 20)} · {image_name}\n{first} | {second}")
         return draw_images(self.thumbnails, titles)
 
     def to_json(self) -> dict[str, Any]:
@@ -165,11 +165,9 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
 
 def _iterate_predictions(examination: Examination) -> "Iterator[list[tuple[Prediction, str, Image]]]":
     """Iterate over batches of (prediction, correct class, image), one entry per image."""
-    class_names: Sequence[str] = list(map(one_line, examination.model_label_names))
-    for logits, labels, images in examination.iterate_logits_with_images(
-        title=f"evaluating {examination.subject.name}"
-    ):
-        probabilities, classes = convert_to_scores(examination.subject.model, logits).max(dim=-1)
+    class_names: Sequence[str] = list(map(to_one_line, examination.model_label_names))
+    for logits, labels, images in examination.iterate_logits_with_images(title=f"evaluating {examination.loaded.name}"):
+        probabilities, classes = convert_to_scores(examination.loaded.model, logits).max(dim=-1)
         rows = zip(probabilities.tolist(), classes.tolist(), labels.tolist(), images, strict=True)
         yield [
             (Prediction(class_names[predicted], probability, predicted == label), class_names[label], image)
@@ -237,7 +235,7 @@ class Difference(Displayed):
         """Return the tables printed in a terminal: differing fields, layers, and predictions."""
         header = ["", *self.models]
         field_rows = [
-            [name, *("none" if value is None else shortened(value, _MAX_VALUE_LENGTH) for value in values)]
+            [name, *("none" if value is None else shorten_list(value, _MAX_VALUE_LENGTH) for value in values)]
             for name, values in self.configuration.items()
         ]
         configuration_table = Table(header, field_rows, "configuration")
@@ -316,7 +314,7 @@ def diff(
         UserError: a model or the data cannot be read, or a model does not know the classes of the data.
     """
     models = [load_model(source, device, as_classifier=data is not None) for source in (first, second)]
-    names = [one_line(loaded.name) for loaded in models]
+    names = [to_one_line(loaded.name) for loaded in models]
     if names[0] == names[1]:
         names = [f"{names[0]} (first)", f"{names[1]} (second)"]
     first_fields, second_fields = map(_read_configuration, models)
@@ -344,7 +342,9 @@ def _read_configuration(loaded: LoadedModel) -> dict[str, str]:
     fields = (loaded.configuration or {}) | {
         f"processor.{name}": value for name, value in processor.items() if not name.startswith("_")
     }
-    return {one_line(name): one_line(json.dumps(value, sort_keys=True, default=str)) for name, value in fields.items()}
+    return {
+        to_one_line(name): to_one_line(json.dumps(value, sort_keys=True, default=str)) for name, value in fields.items()
+    }
 
 
 def compare_layers(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> Iterator[LayerDifference]:
@@ -378,9 +378,9 @@ def _compare_layer(
         count += weight.numel()
     relative_norm = None
     if count and not math.isfinite(squared_difference + squared_norm):
-        notes.append("weights are not finite")
+        notes.append("some weights are not finite")
     elif count and squared_difference and not squared_norm:
-        notes.append("all weights are zero in the first model")
+        notes.append("all weights are zero in the first model, so the relative difference is undefined")
     elif count:
         relative_norm = math.sqrt(squared_difference / squared_norm) if squared_difference else 0.0
     return LayerDifference(layer, count, relative_norm, tuple(notes))

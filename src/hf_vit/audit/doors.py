@@ -29,10 +29,10 @@ from hf_vit.data import load_data
 from hf_vit.data.images import to_rgb
 from hf_vit.data.sources import is_builtin
 from hf_vit.data.transforms import keeps_shapes
-from hf_vit.environment import hardware, versions
-from hf_vit.errors import UserError, one_line
+from hf_vit.environment import list_versions, read_hardware
+from hf_vit.errors import UserError, to_one_line
 from hf_vit.evaluation.reading import compute_scores, convert_to_scores
-from hf_vit.families import problem_type_of
+from hf_vit.families import get_problem_type
 from hf_vit.hub.contents import HANDLER
 from hf_vit.hub.verify import run_program
 from hf_vit.loading.model import LoadedModel, load_model
@@ -40,9 +40,11 @@ from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.pages.making import make_page
 from hf_vit.results.documents import Document, ModelInput
 from hf_vit.results.facts import DataFact, Facts
-from hf_vit.results.writing import scratch_folder
+from hf_vit.results.writing import make_scratch_folder
 
-NAME, MAX_IMAGES, BOUND = "doors.json", 1000, 1e-4
+NAME = "doors.json"
+MAX_IMAGES = 1000
+BOUND = 1e-4
 _BATCH = 16
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 _FLAGS = ("--headless=new", "--disable-gpu", "--no-first-run", "--disable-sync", "--disable-background-networking")
@@ -170,7 +172,7 @@ def verify_doors(
         raise UserError(f"{folder} is not a folder that save_pretrained wrote; give the folder of a saved classifier")
     loaded.model.float()
     fact = _find_data(loaded.folder) if data is None else data
-    with scratch_folder("doors") as scratch:
+    with make_scratch_folder("doors") as scratch:
         images, fact = _write_images(fact, scratch / "images")
         copy: Any = loaded.model
         copy.save_pretrained(scratch / "model")
@@ -189,13 +191,13 @@ def verify_doors(
                     raise NotTriedError("it resizes images to one size, and the image processor keeps their shape")
                 answers, version, certificate = run()
             except NotTriedError as error:
-                doors.append(Door(name=name, not_tried=one_line(error)))
+                doors.append(Door(name=name, not_tried=to_one_line(error)))
                 continue
             reference = reference or answers
             door = Door(name=name, version=version, images=len(answers), certificate=certificate)
-            doors.append(_compare(door, reference, answers, problem_type_of(loaded.model)))
+            doors.append(_compare(door, reference, answers, get_problem_type(loaded.model)))
     model = ModelInput(**loaded.describe())
-    result = DoorsCertificate(model=model, data=fact, doors=doors, versions=versions(), hardware=hardware())
+    result = DoorsCertificate(model=model, data=fact, doors=doors, versions=list_versions(), hardware=read_hardware())
     result.write(loaded.folder / NAME)
     return result
 
@@ -259,13 +261,13 @@ def _run_without_package(name: str, loaded: LoadedModel, files: Sequence[Path], 
     """Return the answers of transformers' pipeline or of the handler, which run once for both."""
     if not (scratch / "answers.json").is_file():
         shutil.copyfile(str(resources.files("hf_vit.hub") / HANDLER), scratch / HANDLER)
-        function = _FUNCTIONS.get(problem_type_of(loaded.model), "softmax")
+        function = _FUNCTIONS.get(get_problem_type(loaded.model), "softmax")
         job = {"files": list(map(str, files)), "classes": len(loaded.label_sets[-1]), "function": function}
         (scratch / "job.json").write_text(json.dumps(job | {"batch": _BATCH}), encoding="utf-8")
         run_program("transformers without hf_vit", _STRANGER, scratch, _SECONDS * 5 + 5 * len(files))
     answers: Any = json.loads((scratch / "answers.json").read_text(encoding="utf-8"))[name]
     entries = [sorted((entry["label"], entry["score"]) for entry in answer) for answer in answers]
-    return entries, f"transformers {versions()['transformers']} without hf_vit", None
+    return entries, f"transformers {list_versions()['transformers']} without hf_vit", None
 
 
 def _run_graph(runtime: Runtime, loaded: LoadedModel, files: Sequence[Path], scratch: Path) -> Answers:
@@ -285,15 +287,23 @@ def _run_page(loaded: LoadedModel, files: Sequence[Path], scratch: Path, runtime
     """Return the answers of the model's page in a headless browser."""
     program = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if program is None:
-        raise NotTriedError("no Chromium or Chrome was found on the PATH")
+        raise NotTriedError("no Chromium or Chrome was found on the PATH; install one of them")
+    folder = scratch / "page"
     with _explain_refusals():
-        make_page([scratch / "model"], folder := scratch / "page", runtime=runtime)
+        make_page([scratch / "model"], folder, runtime=runtime)
     index = (folder / "index.html").read_text(encoding="utf-8")
     driver = '<script type="module" src="driver.js"></script>'
     (folder / "index.html").write_text(index.replace("</head>", f"{driver}</head>"), encoding="utf-8")
     (folder / "driver.js").write_text(_DRIVER, encoding="utf-8")
     (folder / "files.json").write_text(json.dumps([file.name for file in files]))
     (folder / "images").symlink_to(files[0].parent)
+    logits = _read_answers(program, folder, scratch / "profile", len(files))
+    about = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
+    return _label(loaded, convert_to_scores(loaded.model, logits)), to_one_line(about), None
+
+
+def _read_answers(program: str, folder: Path, profile: Path, count: int) -> torch.Tensor:
+    """Open the page in a headless browser, and return the logits [count, K] that its driver posts to a local server."""
     answers = queue.Queue[list[float]]()
 
     class Requests(SimpleHTTPRequestHandler):
@@ -305,13 +315,13 @@ def _run_page(loaded: LoadedModel, files: Sequence[Path], scratch: Path, runtime
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    flags = [*_FLAGS, f"--user-data-dir={scratch / 'profile'}", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    flags = [*_FLAGS, f"--user-data-dir={profile}", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Requests, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         process = subprocess.Popen([program, *flags, f"http://127.0.0.1:{server.server_port}/"], **quiet)
         try:
-            logits = torch.tensor([answers.get(timeout=_SECONDS) for _ in files])
+            return torch.tensor([answers.get(timeout=_SECONDS) for _ in range(count)])
         except queue.Empty as error:
             raise UserError(
                 f"the page in {Path(program).name} gave no answer within {_SECONDS} s; try again on an idle machine"
@@ -323,13 +333,12 @@ def _run_page(loaded: LoadedModel, files: Sequence[Path], scratch: Path, runtime
             process.kill()
             process.wait()
             server.shutdown()
-    about = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
-    return _label(loaded, convert_to_scores(loaded.model, logits)), one_line(about), None
 
 
 def _compare(door: Door, reference: list[Entries], answers: list[Entries], kind: str) -> Door:
     """Return the door with what its answers have in common with the reference."""
-    equal, largest = 0, 0.0
+    equal = 0
+    largest = 0.0
     for expected, answer in zip(reference, answers, strict=True):
         if [label for label, _ in expected] != [label for label, _ in answer]:
             return door.model_copy(update={"largest_difference": float("inf")})

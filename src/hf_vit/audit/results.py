@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.annotations import Target
 from hf_vit.data.sources import is_builtin
-from hf_vit.errors import UserError, first_line, one_line
+from hf_vit.errors import UserError, get_first_line, to_one_line
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.metrics import macro_averages
+from hf_vit.evaluation.metrics import compute_macro_averages
 from hf_vit.evaluation.protocols.registry import TARGETS, evaluate_protocol
 from hf_vit.evaluation.reading import find_largest
 from hf_vit.hub.card_metadata import describe_inputs, select_current, select_evaluations
@@ -81,7 +81,8 @@ def audit_results(
     Raises:
         UserError: the model or facts.json cannot be read.
     """
-    facts, report = Facts.load(folder), report or (lambda line: None)
+    facts = Facts.load(folder)
+    report = report or (lambda line: None)
     claims, unreadable = find_unrecorded_claims(folder, facts)
     findings = [Finding(problem, "not checkable") for problem in unreadable]
     for claim in claims:
@@ -93,8 +94,8 @@ def audit_results(
         data_finder = DataFinder(loaded.image_size, data)
         for record in records:
             data_fact = record.data or DataFact(name="unnamed data")
-            data_name = one_line(f"{data_fact.name}, split {data_fact.split}{describe_inputs(record)}")
-            report(f"measuring {one_line(record.values.get('protocol', 'top1'))} on {data_name}")
+            data_name = to_one_line(f"{data_fact.name}, split {data_fact.split}{describe_inputs(record)}")
+            report(f"measuring {to_one_line(record.values.get('protocol', 'top1'))} on {data_name}")
             findings += _measure_again(data_name, record, loaded, data_finder, batch_size)
     return findings
 
@@ -133,7 +134,7 @@ def _measure_again(
             **options,
         )
     except (UserError, TypeError, ValueError) as error:  # the settings come from an untrusted record
-        yield Finding(data_name, "not checkable", reason=f"{first_line(error):.200}")
+        yield Finding(data_name, "not checkable", reason=f"{get_first_line(error):.200}")
         return
     # A top-1 record holds its metrics directly; other protocols hold their main metrics under "headline".
     is_top1 = evaluation.protocol == "top1"
@@ -230,7 +231,7 @@ def find_unrecorded_claims(folder: Path, facts: Facts) -> tuple[list[Claim], lis
         try:
             claims += _index_claims(_read_card_entries(path)) if path.name == CARD_NAME else _read_claims(path)
         except Exception as error:  # untrusted YAML may fail anywhere inside huggingface_hub
-            unreadable.append(f"{path.relative_to(folder)} cannot be read ({first_line(error):.120})")
+            unreadable.append(f"{path.relative_to(folder)} cannot be read ({get_first_line(error):.120})")
     return [claim for claim in claims if (claim.result_name, claim.value) not in recorded_claims], unreadable
 
 
@@ -263,8 +264,12 @@ def _read_claims(path: Path) -> Iterator[Claim]:
 
 def _list_record_claims(record: Record) -> Iterator[Claim]:
     """Yield the claim that a record would make in `.eval_results`, if its data set is on the Hub."""
-    data, value = record.data, record.values.get("top1")
-    if data is not None and isinstance(value, float | int) and (dataset := find_hub_dataset(data)) is not None:
+    data = record.data
+    value = record.values.get("top1")
+    if data is None:
+        return
+    dataset = find_hub_dataset(data)
+    if dataset is not None and isinstance(value, float | int):
         task = f"{dataset}, task {data.name.partition(':')[2] or 'default'}"
         yield _make_claim("", task, ACCURACIES["top1"], round_metric(value))
 
@@ -272,7 +277,7 @@ def _list_record_claims(record: Record) -> Iterator[Claim]:
 def _make_claim(file: str, data: str, metric: object, value: object) -> Claim:
     """Return a claim; its value is None if the file states something other than a number."""
     number = float(value) if isinstance(value, float | int) else None
-    return Claim(file, one_line(f"{metric} on {data}"), number)
+    return Claim(file, to_one_line(f"{metric} on {data}"), number)
 
 
 class DataFinder:
@@ -371,7 +376,7 @@ class NearTies:
             """Return the metrics if the near ties of these images are swapped."""
             predictions = first.copy()
             predictions[rows] = second[rows]
-            return macro_averages(references, predictions)
+            return compute_macro_averages(references, predictions)
 
         # Images with the same true class and the same top two classes have the same effect, so one is tried per kind.
         kinds, kind_of_image = np.unique(

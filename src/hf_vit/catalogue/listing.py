@@ -19,10 +19,10 @@ import torch
 
 from hf_vit.conversion.loading import find_config
 from hf_vit.cost.flops import forward_flops
-from hf_vit.display import Displayed, amount
-from hf_vit.errors import UserError, one_line
+from hf_vit.display import Displayed, format_amount
+from hf_vit.errors import UserError, to_one_line
 from hf_vit.evaluation.protocols.frame import Table, percent
-from hf_vit.families import FAMILIES, family_of
+from hf_vit.families import FAMILIES, find_family
 from hf_vit.hub.card_metadata import load_facts, select_comparable
 from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import ACCURACIES
@@ -31,7 +31,7 @@ from hf_vit.repositories.reading import CONFIG, guard_hub_access
 from hf_vit.results.facts import DataFact, Facts, as_fraction
 from hf_vit.results.figures import render_report
 from hf_vit.results.writing import write_atomically
-from hf_vit.variants import VARIANTS, variant_config, variant_names
+from hf_vit.variants import VARIANTS, list_variant_names, variant_config
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
@@ -126,7 +126,7 @@ _TIMM_NAMES = {
 }
 
 
-def published_scores(variant: str) -> Iterator[Score]:
+def iterate_published_scores(variant: str) -> Iterator[Score]:
     """Yield the results that the papers state for a variant."""
     if variant in _TABLE_2:
         row, percents = _TABLE_2[variant]
@@ -139,7 +139,7 @@ def published_scores(variant: str) -> Iterator[Score]:
         yield Score("ImageNet", TOP1, _to_fraction(_AUGREG_SCORES[variant]), f"{_AUGREG_PAGE} {variant}, 384 px")
 
 
-def published_checkpoints(variant: str) -> Iterator[str]:
+def iterate_published_checkpoints(variant: str) -> Iterator[str]:
     """Yield the published checkpoints of a variant, named as `hf-vit convert` accepts them."""
     for folder, files in _FOLDERS.items():
         for file in files:
@@ -202,7 +202,7 @@ def list_entries(source: str) -> Iterator[Entry]:
         UserError: there is no such folder or Hub user.
     """
     if source == PAPERS:
-        return map(_describe_variant, variant_names())
+        return map(_describe_variant, list_variant_names())
     folder = Path(source).expanduser()
     if folder.is_dir():
         return map(_describe_folder, find_model_folders(folder))
@@ -220,11 +220,11 @@ def add_flops(entry: Entry) -> Entry:
             warnings.simplefilter("ignore")  # warnings about a configuration matter when it is loaded, not here
             if entry.kind == "variant":
                 return replace(entry, forward_flops=forward_flops(variant_config(entry.name, num_labels=_NUM_CLASSES)))
-            if entry.kind == "folder" and family_of(entry.model_type) is not None:
+            if entry.kind == "folder" and find_family(entry.model_type) is not None:
                 config, task = find_config(entry.name)
                 return replace(entry, forward_flops=forward_flops(config, task=task))
     except UserError as error:
-        return replace(entry, problem=one_line(error))
+        return replace(entry, problem=to_one_line(error))
     return entry
 
 
@@ -236,8 +236,8 @@ def _describe_variant(name: str) -> Entry:
     with torch.device("meta"):
         model: Any = AutoModelForImageClassification.from_config(config)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    scores = tuple(published_scores(name))
-    checkpoints = tuple(published_checkpoints(name))
+    scores = tuple(iterate_published_scores(name))
+    checkpoints = tuple(iterate_published_checkpoints(name))
     return Entry("variant", name, config.model_type, parameters, None, scores, checkpoints)
 
 
@@ -254,12 +254,17 @@ def find_model_folders(root: Path) -> list[Path]:
 def _describe_folder(folder: Path) -> Entry:
     """Return the entry of a model folder, with the error as its `problem` if it cannot be read."""
     try:
-        config, parameters = read_config(folder), count_parameters(folder)
+        config = read_config(folder)
         facts = load_facts(folder, config)
     except (UserError, OSError) as error:
-        return Entry("folder", str(folder), problem=one_line(error))
+        return Entry("folder", str(folder), problem=to_one_line(error))
     return Entry(
-        "folder", str(folder), one_line(config.model_type), parameters, None, tuple(_list_record_scores(facts))
+        "folder",
+        str(folder),
+        to_one_line(config.model_type),
+        count_parameters(folder),
+        None,
+        tuple(_list_record_scores(facts)),
     )
 
 
@@ -269,7 +274,7 @@ def _list_record_scores(facts: Facts) -> Iterator[Score]:
         data = record.data or DataFact(name="unnamed data")
         for name, metric in ACCURACIES.items():
             if (value := as_fraction(record.values.get(name))) is not None:
-                yield Score(_name_data(data.name, data.split), metric.lower(), value, one_line(record.command))
+                yield Score(_name_data(data.name, data.split), metric.lower(), value, to_one_line(record.command))
 
 
 def _list_repositories(owner: str) -> list[Entry]:
@@ -345,7 +350,7 @@ def _name_data(name: object, split: object) -> str:
 
 def _shorten(value: object) -> str:
     """Return a value as one line of limited length."""
-    return one_line(value)[:_MAX_TEXT_LENGTH]
+    return to_one_line(value)[:_MAX_TEXT_LENGTH]
 
 
 _BODY = """
@@ -392,7 +397,7 @@ class Listing(Displayed):
         """Return where models were searched, and their number."""
         return {"places": ", ".join(self.places), "models": f"{len(self.entries):,}"}
 
-    def leaderboards(self) -> list[tuple[str, list[tuple[Entry, Score]]]]:
+    def make_leaderboards(self) -> list[tuple[str, list[tuple[Entry, Score]]]]:
         """Return (data set, models by top-1 accuracy) pairs; the data set with most models comes first."""
         boards: dict[str, list[tuple[Entry, Score]]] = {}
         for entry in self.entries:
@@ -406,13 +411,13 @@ class Listing(Displayed):
         """Return the tables printed in a terminal: the models, and their results."""
         models = [
             [
-                *(one_line(entry.name), entry.problem or entry.model_type, _format_amount(entry.parameters)),
+                *(to_one_line(entry.name), entry.problem or entry.model_type, _format_amount(entry.parameters)),
                 *(_format_amount(entry.forward_flops), str(len(entry.checkpoints) or "")),
             ]
             for entry in self.entries
         ]
         results = [
-            [one_line(entry.name), score.data, f"{percent(score.value)} {score.metric}", score.source]
+            [to_one_line(entry.name), score.data, f"{percent(score.value)} {score.metric}", score.source]
             for entry in self.entries
             for score in entry.scores
         ]
@@ -436,7 +441,7 @@ class Listing(Displayed):
         """
         if Path(output).suffix.lower() not in (".html", ".htm"):
             raise UserError(f"the output {output} is not an HTML file name; give a name that ends in .html")
-        values = {"entries": self.entries, "places": ", ".join(self.places), "boards": self.leaderboards()}
+        values = {"entries": self.entries, "places": ", ".join(self.places), "boards": self.make_leaderboards()}
         formats: dict[str, Any] = {"amount": _format_amount, "percent": percent, "metric": TOP1}
         write_atomically(Path(output), render_report("Models", _BODY, width=90, **values, **formats))
 
@@ -490,4 +495,4 @@ def list_models(
 
 def _format_amount(number: float | None) -> str:
     """Return a number such as 85.8M, or "" for None."""
-    return "" if number is None else amount(number)
+    return "" if number is None else format_amount(number)

@@ -32,28 +32,28 @@ from hf_vit.comparison.result_files import (
     Share,
     SpeedResult,
 )
-from hf_vit.comparison.tables import draw_comparison, html, markdown, to_csv, to_json
+from hf_vit.comparison.tables import draw_comparison, make_html, make_markdown, to_csv, to_json
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin import MAX_PHOTO_SIDE
 from hf_vit.data.images import decode_image
 from hf_vit.data.sources import is_builtin
-from hf_vit.display import Displayed, shortened
-from hf_vit.environment import hardware
+from hf_vit.display import Displayed, shorten_list
+from hf_vit.environment import read_hardware
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums
-from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe, best_probe
+from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe, choose_best_probe
 from hf_vit.evaluation.protocols.robustness import corrupt_batch, count_right, fgsm
 from hf_vit.evaluation.reading import compute_logits, evaluation_mode, find_largest, refuse_output_in, undecode_images
 from hf_vit.evaluation.runners import open_runner
 from hf_vit.evaluation.saving import MULTI_LABEL_WARNING
-from hf_vit.families import problem_type_of
+from hf_vit.families import get_problem_type
 from hf_vit.loading.model import LoadedModel, load_model, load_models
 from hf_vit.loading.optimizing import copy_optimized, describe_engine
-from hf_vit.loading.outputs import pre_logits
+from hf_vit.loading.outputs import compute_pre_logits
 from hf_vit.loading.pixels import PixelScale
-from hf_vit.results.documents import differing_fields
-from hf_vit.results.facts import DataFact, append_record, is_recorded, lock_folder, new_record
+from hf_vit.results.documents import list_differing_fields
+from hf_vit.results.facts import DataFact, append_record, is_recorded, lock_folder, make_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.writing import explain_write_errors, reject_url, write_atomically
 from hf_vit.speed.measuring import BUSY, count_flops, measure_forwards
@@ -71,7 +71,7 @@ def choose_classifier(loaded: LoadedModel, data: ImageData, probe: bool) -> str:
         UserError: the head lacks a class, and `probe` is False.
     """
     try:
-        loaded.classes_of(data.label_names)
+        loaded.list_classes(data.label_names)
     except UserError as error:
         if not probe:
             raise UserError(f"{loaded.name} cannot be compared: {error}; or add --probe for a linear probe") from error
@@ -133,7 +133,7 @@ class ProbedForImageClassification(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return logits [B, K]."""
-        return self.head(pre_logits(self.body, pixel_values).to(self.head.weight.dtype))
+        return self.head(compute_pre_logits(self.body, pixel_values).to(self.head.weight.dtype))
 
 
 def prepare_timing(loaded: LoadedModel, classifier: str, data: ImageData, sample: torch.Tensor) -> LoadedModel:
@@ -141,7 +141,7 @@ def prepare_timing(loaded: LoadedModel, classifier: str, data: ImageData, sample
     if classifier == HEAD:
         return loaded
     with torch.inference_mode():
-        num_features = pre_logits(loaded.model, sample).shape[1]
+        num_features = compute_pre_logits(loaded.model, sample).shape[1]
     head = nn.Linear(num_features, len(data.label_names)).to(sample.device)
     return replace(loaded, model=ProbedForImageClassification(loaded.model, head, data.label_names).eval())
 
@@ -165,7 +165,7 @@ def fit_probe(examination: Examination, num_images: int | None = None) -> tuple[
             "more classes"
         )
     probes = [Probe.fit(features, labels, strength) for strength in STRENGTHS]
-    best = best_probe(probes, *examination.features(validation))
+    best = choose_best_probe(probes, *examination.features(validation))
     scaler, regression = cast(Any, best.pipeline)
     weights, biases = regression.coef_, regression.intercept_
     if len(weights) == 1:  # of two classes scikit-learn has one row, the second class against the first
@@ -176,7 +176,7 @@ def fit_probe(examination: Examination, num_images: int | None = None) -> tuple[
         head.bias.fill_(NEVER)
         head.weight[regression.classes_] = torch.from_numpy(weights / scaler.scale_).float()
         head.bias[regression.classes_] = torch.from_numpy(biases - (weights / scaler.scale_) @ scaler.mean_).float()
-    return head.to(next(examination.subject.model.parameters()).device), best.strength
+    return head.to(next(examination.loaded.model.parameters()).device), best.strength
 
 
 def measure_model(
@@ -200,29 +200,29 @@ def measure_model(
     split = inputs.data.split or ""
     examination = Examination(loaded, data, split, None, settings.batch_size, settings.seed, progress)
     attacks = settings.epsilons if loaded.is_differentiable else ()
-    notes, is_graph = list[str](), loaded.is_graph
+    notes = list[str]()
     if inputs.model.judged_by == PROBE:
         head, strength = fit_probe(examination, settings.probe_images)
         loaded = replace(loaded, model=ProbedForImageClassification(loaded.model, head, data.label_names).eval())
         notes.append(f"a linear probe (C = {strength:g}) of {head.in_features} features is the classifier")
-    elif problem_type_of(loaded.model) == "multi_label_classification":
+    elif get_problem_type(loaded.model) == "multi_label_classification":
         notes.append(MULTI_LABEL_WARNING)
-    if is_graph:
-        omitted = "it was not corrupted or attacked" if examination.subject.resizes else "it was not attacked"
+    if loaded.is_graph:
+        omitted = "it was not corrupted or attacked" if examination.loaded.resizes else "it was not attacked"
         notes.append(f"the model is an exported graph: {omitted}, and parameters and FLOPs were not counted")
-    elif not examination.subject.is_differentiable:
+    elif not examination.loaded.is_differentiable:
         notes.append("the model was not attacked, because its color quantization has no gradient")
     faster, engine = copy_optimized(loaded, data.num_examples(split)) if optimize else (loaded, None)
     if engine is not None:
         notes.append(describe_engine(engine))
-    examination = replace(examination, subject=faster)
+    examination = replace(examination, loaded=faster)
     pixel_values = load_sample(loaded, data, split, 1)
     sizes: dict[str, Any] = {"parameters": None, "flops": None}
     with evaluation_mode(loaded.model):
         values = _measure_accuracy(examination) | _measure_robustness(
             replace(examination, num_images=settings.robustness_images), settings, attacks, loaded.model
         )
-        if not is_graph:
+        if not loaded.is_graph:
             sizes["flops"] = count_flops(loaded.model, lambda: loaded.model(pixel_values))
             sizes["parameters"] = sum(parameter.numel() for parameter in loaded.model.parameters())
     height, width = loaded.input_size if loaded.resizes else pixel_values.shape[-2:]
@@ -272,7 +272,8 @@ def _measure_accuracy(examination: Examination) -> dict[str, Any]:
         sums.add(logits.double().numpy(), labels.numpy())
         is_hit = find_largest(logits, 5) == labels[:, None]
         hits += int(is_hit[:, 0].sum()), int(is_hit.sum())
-        images, classes = images + len(labels), logits.shape[1]
+        images += len(labels)
+        classes = logits.shape[1]
     top1, top5 = (estimate_share(int(count), images) for count in hits)
     result = sums.result()
     loss = result.loss if is_finite else None
@@ -286,11 +287,12 @@ def _measure_robustness(
 
     `gradient_model` computes the gradients of the attacks, because an optimized model has none.
     """
-    if examination.subject.resizes or not (settings.corruptions or attacks):
+    if examination.loaded.resizes or not (settings.corruptions or attacks):
         return {"clean": None, "corruptions": {}, "fgsm": None}
-    scale, model = PixelScale.measure(examination.subject), examination.subject.model
-    hits, images = Counter[tuple[str, str]](), 0
-    for values, labels in examination.iterate_pixels(f"{examination.subject.name}: robustness"):
+    scale = PixelScale.measure(examination.loaded)
+    hits = Counter[tuple[str, str]]()
+    images = 0
+    for values, labels in examination.iterate_pixels(f"{examination.loaded.name}: robustness"):
         pixels = scale.pixels(values).clamp(0, 1)
 
         def compute_loss(pixels: torch.Tensor, labels: torch.Tensor = labels) -> torch.Tensor:
@@ -301,7 +303,7 @@ def _measure_robustness(
             variants["corruption", name] = corrupt_batch(pixels, name, settings.severity, settings.seed)
         variants |= {("fgsm", f"{epsilon:g}"): fgsm(compute_loss, pixels, epsilon / 255) for epsilon in attacks}
         for key, variant in variants.items():
-            hits[key] += count_right(model, scale.values(variant), labels)
+            hits[key] += count_right(examination.loaded.model, scale.values(variant), labels)
         images += len(labels)
     shares = {key: count / images for key, count in hits.items()}
     return {
@@ -345,7 +347,7 @@ class Comparison(Displayed):
 
     def overview(self) -> dict[str, object]:
         names = [model.name for model in self.subjects]
-        return {"models": shortened(names), "data": self.data.name, "split": self.split}
+        return {"models": shorten_list(names), "data": self.data.name, "split": self.split}
 
 
 def compare(
@@ -475,10 +477,10 @@ def _claim_folder(folder: Path) -> Generator[None]:
 
 def _write_tables(run: Comparison, folder: Path) -> None:
     """Write the results as Markdown, CSV, JSON, plot and HTML."""
-    for suffix, render in (("md", markdown), ("csv", to_csv), ("json", to_json)):
+    for suffix, render in (("md", make_markdown), ("csv", to_csv), ("json", to_json)):
         write_atomically(folder / f"comparison.{suffix}", render(run.results, run.speed))
     save_figure(draw_comparison(run.results, run.speed), folder / PICTURE_NAME)
-    write_atomically(folder / REPORT_NAME, html(run.results, run.speed, folder / PICTURE_NAME))
+    write_atomically(folder / REPORT_NAME, make_html(run.results, run.speed, folder / PICTURE_NAME))
 
 
 def save_comparison(
@@ -504,8 +506,8 @@ def save_comparison(
         values["compared_with"] = [other.name for other in run.results if other is not result]
         if run.speed is not None:
             values["speed"] = run.speed.rows[result.name].model_dump(mode="json") | {"quiet": run.speed.quiet}
-        record = new_record("benchmark", values=values, command=command, seed=seed, data=result.inputs.data)
-        loaded.need_same_folder()
+        record = make_record("benchmark", values=values, command=command, seed=seed, data=result.inputs.data)
+        loaded.check_same_folder()
         append_record(loaded.folder, record)
         recorded_models.append(result.name)
     return recorded_models
@@ -522,11 +524,11 @@ def _measure_speed(
         report("speed: already measured, using the stored result")
         return stored_result
     samples = {
-        subject.name: load_sample(subject, run.data, run.split, settings.speed_batch_size) for subject in run.subjects
+        loaded.name: load_sample(loaded, run.data, run.split, settings.speed_batch_size) for loaded in run.subjects
     }
     classifiers = {
-        subject.name: prepare_timing(subject, model.judged_by, run.data, samples[subject.name])
-        for subject, model in zip(run.subjects, models, strict=True)
+        loaded.name: prepare_timing(loaded, model.judged_by, run.data, samples[loaded.name])
+        for loaded, model in zip(run.subjects, models, strict=True)
     }
     speeds, load = measure_forwards(classifiers, samples, settings.speed_turns)
     result = SpeedResult(
@@ -534,7 +536,7 @@ def _measure_speed(
         batch_size=settings.speed_batch_size,
         turns=settings.speed_turns,
         threads=torch.get_num_threads(),
-        hardware=hardware(str(run.subjects[0].device)),
+        hardware=read_hardware(str(run.subjects[0].device)),
         others_load=round(load, 2),
         quiet=load <= BUSY,
         rows={name: ModelSpeed.from_speed(speed) for name, speed in speeds.items()},
@@ -552,7 +554,7 @@ def _read_result(path: Path, inputs: ComparisonInputs) -> ModelResult | None:
     """
     result = ModelResult.read(path)
     if result is not None and result.inputs != inputs:
-        fields = ", ".join(differing_fields(result.inputs, inputs))
+        fields = ", ".join(list_differing_fields(result.inputs, inputs))
         raise UserError(
             f"{path} was measured with other inputs ({fields} differ); choose another --output, or delete the file"
         )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, final
 from pydantic import BaseModel, Field
 
 from hf_vit.errors import UserError
-from hf_vit.evaluation.protocols.robustness import known_corruptions
+from hf_vit.evaluation.protocols.robustness import list_corruptions
 from hf_vit.results.documents import Document, ModelInput
 from hf_vit.results.facts import DataFact
 from hf_vit.speed.measuring import ForwardSpeed, Quartiles
@@ -46,7 +46,7 @@ class ComparisonSettings:
 
     def __post_init__(self) -> None:
         """Raise a UserError for the first value that is out of its range."""
-        known_corruptions(self.corruptions)
+        list_corruptions(self.corruptions)
         if not 1 <= self.severity <= 5:
             raise UserError(f"the severity {self.severity} is out of range; choose 1 to 5")
         if min(self.epsilons, default=1.0) <= 0:
@@ -67,7 +67,8 @@ class ComparisonSettings:
     def kept(self) -> dict[str, Any]:
         """Return the settings on which the result of a model depends."""
         names = ("corruptions", "severity", "epsilons", "robustness_images", "probe_images", "batch_size", "seed")
-        return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
+        values = {name: getattr(self, name) for name in names}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 @final

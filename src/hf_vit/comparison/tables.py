@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_vit.comparison.result_files import ModelResult, Share, SpeedResult
-from hf_vit.display import amount
-from hf_vit.results.figures import new_figure, render_report
+from hf_vit.display import format_amount
+from hf_vit.results.figures import make_figure, render_report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def explain_table(results: Sequence[ModelResult], speed: SpeedResult | None) -> 
     return lines + [f"{result.name}: {note}." for result in results for note in result.notes]
 
 
-def markdown(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
+def make_markdown(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
     """Return the table and its explanation as Markdown."""
     rows = make_rows(results, speed)
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
@@ -76,7 +76,7 @@ def markdown(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def html(results: Sequence[ModelResult], speed: SpeedResult | None, picture: Path) -> str:
+def make_html(results: Sequence[ModelResult], speed: SpeedResult | None, picture: Path) -> str:
     """Return an HTML page with the table, the picture (a PNG file), and the explanation."""
     return render_report(
         f"{len(results)} models on {results[0].inputs.data.name}",
@@ -113,8 +113,8 @@ def _make_row(result: ModelResult, speed: SpeedResult | None) -> dict[str, str]:
         "kind": model.kind,
         "judged by": model.judged_by,
         "px": "x".join(map(str, result.image_size)),
-        "parameters": "" if result.parameters is None else amount(result.parameters),
-        "FLOPs": "" if result.flops is None else amount(result.flops),
+        "parameters": "" if result.parameters is None else format_amount(result.parameters),
+        "FLOPs": "" if result.flops is None else format_amount(result.flops),
         "top-1 (%)": _format_interval(result.top1),
         "top-5 (%)": _format_interval(result.top5),
         "calibration error (%)": _format_percent(result.ece),
@@ -166,9 +166,12 @@ def draw_comparison(results: Sequence[ModelResult], speed: SpeedResult | None) -
     has_robustness = any(result.clean is not None for result in results)
     panels = 2 + has_robustness + (speed is not None)
     # Sizes in inches: a panel has a row per model; below the panels is a scatter plot.
-    panel_width, names_width, scatter_height, margin = 3.1, 2, 3.4, 0.4
+    panel_width = 3.1
+    names_width = 2
+    scatter_height = 3.4
+    margin = 0.4
     panel_height = 0.8 + 0.32 * len(results)
-    figure = new_figure(panel_width * panels + names_width, panel_height + scatter_height + margin)
+    figure = make_figure(panel_width * panels + names_width, panel_height + scatter_height + margin)
     grid = figure.add_gridspec(2, panels, height_ratios=[panel_height, scatter_height])
     axes = [figure.add_subplot(grid[0, column]) for column in range(panels)]
     shares = [result.top1 for result in results]

@@ -14,13 +14,16 @@ from hf_vit.variants import variant_config
 
 # TPUv3-core-days in table 2 of the paper, for 14 epochs of 303 million images.
 CORE_DAYS = {"L/16": 680.0, "H/14": 2500.0}
-JFT_IMAGES, EPOCHS = 303e6, 14
+JFT_IMAGES = 303e6
+EPOCHS = 14
 
 # Prices in the post, in dollars per hour: a virtual machine, a preemptible v3-8, a cloud GPU.
 VM_PRICE, TPU_PRICE, GPU_PRICE = 0.095, 2.40, 3.06
 # The post's GPU machine relative to one TPU core: number of GPUs, share of their summed speed that they reach together,
 # and gain from mixed precision.
-GPUS, SCALING, MIXED_PRECISION = 4, 0.95, 1.6
+GPUS = 4
+SCALING = 0.95
+MIXED_PRECISION = 1.6
 
 CORES_PER_DEVICE = 8  # cores of a "v3-8", which TPU_PRICE pays for
 TPU_CORE_FLOPS = 123e12 / 2  # bfloat16 peak of a TPUv3 chip, which has two cores (Google's documentation of TPU v3)
@@ -136,7 +139,8 @@ def corrected_estimate(model: str) -> CorrectedEstimate:
         UserError: the paper states no core-days for this model.
     """
     original = blog_estimate(model)
-    device_days, machine_price = original.core_days / CORES_PER_DEVICE, GPUS * GPU_PRICE
+    device_days = original.core_days / CORES_PER_DEVICE
+    machine_price = GPUS * GPU_PRICE
     tpu_dollars = device_days * 24 * (VM_PRICE + TPU_PRICE)
     days_without_factor = original.core_days / (GPUS * SCALING)
     cores_per_gpu = V100_FLOPS / TPU_CORE_FLOPS

@@ -16,8 +16,8 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch.utils.flop_counter import FlopCounterMode
 
-from hf_vit.errors import UserError, first_line
-from hf_vit.families import AUTO_CLASSES, FAMILIES, Door, Family, family_of
+from hf_vit.errors import UserError, get_first_line
+from hf_vit.families import AUTO_CLASSES, FAMILIES, Door, Family, find_family
 from hf_vit.models.configuration_hf_vit import HfBaseConfig, as_pair
 from hf_vit.repositories.reading import explain_load_errors
 
@@ -52,20 +52,20 @@ def forward_macs(
         UserError: the configuration belongs to another package, its family does not support the task, or the image size
             does not fit the patch size.
     """
-    family = family_of(getattr(config, "model_type", None))
+    family = find_family(getattr(config, "model_type", None))
     if family is None:
         raise UserError(
             f"FLOPs of a '{getattr(config, 'model_type', 'unknown')}' model cannot be counted; give a configuration of "
             f"{', '.join(family.model_type for family in FAMILIES.values())}"
         )
     if task in family.not_applicable:
-        raise UserError(family.why_not(task))
+        raise UserError(family.explain_missing_class(task))
     size = as_pair(config.image_size if image_size is None else image_size)
     try:
         config.grid_of(*size)
         return dict(_count(family, config.to_json_string(use_diff=False), size, task))
     except (StrictDataclassError, ValueError) as error:
-        raise UserError(first_line(error)) from error
+        raise UserError(get_first_line(error)) from error
 
 
 def forward_flops(
@@ -108,7 +108,8 @@ def _count(family: Family, config: str, size: tuple[int, int], task: Door) -> Ma
     macs = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items() if name != "Global"}
     parts = Counter[str]()  # the MACs of a module include those of its children, which are subtracted from its part
     for name, number in macs.items():
-        part, parent = _find_part(name), name.rpartition(".")[0]
+        part = _find_part(name)
+        parent = name.rpartition(".")[0]
         while parent and parent not in macs:
             parent = parent.rpartition(".")[0]
         parts[part] += number

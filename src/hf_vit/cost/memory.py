@@ -15,7 +15,7 @@ from transformers.initialization import no_init_weights
 from hf_vit.conversion.loading import find_config
 from hf_vit.cost.flops import forward_macs
 from hf_vit.errors import UserError
-from hf_vit.families import family_of
+from hf_vit.families import find_family
 from hf_vit.models.configuration_hf_vit import as_pair
 
 _FLOAT32, _BFLOAT16 = 4, 2  # bytes per value
@@ -92,25 +92,16 @@ def memory_plan(
         raise UserError(f"--precision {precision} is unknown; use fp32 or bf16")
     config, _ = find_config(model)
     forward_macs(config, image_size)  # raises for models without a classifier, and for image sizes that do not fit
-    family: Any = family_of(config.model_type)
+    family: Any = find_family(config.model_type)
     size = as_pair(config.image_size if image_size is None else image_size)
-    model_class, in_bfloat16 = family.classes["classification"], precision == "bf16"
-
-    def measure_steps(checkpointing: bool) -> tuple[int, int]:
-        """Return the peak bytes of a step beyond weights and gradients, and the part of them that FSDP2 also holds.
-
-        FSDP2 holds the part that grows with the images; the rest are autocast's copies of weights, which FSDP2 gathers
-        in bfloat16.
-        """
-        shapes = ((images, config.num_channels, *size) for images in (batch_size, 2 * batch_size))
-        peak, peak_of_double = (
-            measure_step(model_class, config, shape, in_bfloat16, checkpointing) for shape in shapes
-        )
-        return peak, min(peak, peak_of_double - peak)
-
-    peak, image_bytes = measure_steps(checkpointing=False)
+    model_class = family.classes["classification"]
+    in_bfloat16 = precision == "bf16"
+    step = model_class, config, (batch_size, config.num_channels, *size), in_bfloat16
+    peak, image_bytes = _measure_parts(*step, checkpointing=False)
     supports_checkpointing = model_class.supports_gradient_checkpointing
-    checkpointed_peak, checkpointed_bytes = measure_steps(checkpointing=True) if supports_checkpointing else (0, 0)
+    checkpointed_peak, checkpointed_bytes = (
+        _measure_parts(*step, checkpointing=True) if supports_checkpointing else (0, 0)
+    )
     with torch.device("meta"), no_init_weights():
         full_model = model_class(config)
     parameters, *blocks = (
@@ -146,6 +137,19 @@ def memory_plan(
     )
 
 
+def _measure_parts(
+    model_class: Any, config: Any, shape: tuple[int, ...], in_bfloat16: bool, checkpointing: bool
+) -> tuple[int, int]:
+    """Return the peak bytes of a step beyond weights and gradients, and the part of them that FSDP2 also holds.
+
+    FSDP2 holds the part that grows with the images; the rest are autocast's copies of weights, which FSDP2 gathers
+    in bfloat16.
+    """
+    peak = measure_step(model_class, config, shape, in_bfloat16, checkpointing)
+    peak_of_double = measure_step(model_class, config, (2 * shape[0], *shape[1:]), in_bfloat16, checkpointing)
+    return peak, min(peak, peak_of_double - peak)
+
+
 def measure_step(
     model_class: Any, config: Any, shape: tuple[int, ...], in_bfloat16: bool, checkpointing: bool = False
 ) -> int:
@@ -178,7 +182,8 @@ class _PeakMemory(TorchDispatchMode):
         """Run an operator and add the storages of its results."""
         results = func(*args, **(kwargs or {}))
         for result in tree_leaves(results):
-            if isinstance(result, torch.Tensor) and id(storage := result.untyped_storage()) not in self._known_ids:
+            storage = result.untyped_storage() if isinstance(result, torch.Tensor) else None
+            if storage is not None and id(storage) not in self._known_ids:
                 self._known_ids.add(id(storage))
                 self.current += storage.nbytes()
                 self.peak = max(self.peak, self.current)

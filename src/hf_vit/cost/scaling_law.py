@@ -49,7 +49,7 @@ class ScalingLaw:
 
     def error(self, compute: Any) -> Any:
         """Return the law's error at a compute above 0: a number, or an array for an array."""
-        return _error((self.a, self.b, self.c, self.d), compute)
+        return _compute_error((self.a, self.b, self.c, self.d), compute)
 
     def interval(self, compute: Any) -> tuple[Any, Any]:
         """Return the 95% interval (low, high) of the law's error, at least 0, at one compute or at each of an array.
@@ -65,7 +65,7 @@ class ScalingLaw:
         derivatives = _differentiate((self.a, self.b, self.c, self.d), compute)[: len(self.intervals)]
         # The variance of the error is g' V g, with the derivatives g and the covariance V of the parameters.
         variance = np.maximum(np.einsum("i...,ij,j...->...", derivatives, np.array(self.covariance), derivatives), 0.0)
-        margin = np.sqrt(variance) * _student_quantile(len(self.points) - len(self.intervals))
+        margin = np.sqrt(variance) * _compute_student_quantile(len(self.points) - len(self.intervals))
         error = self.error(compute)
         return np.maximum(error - margin, 0.0), error + margin
 
@@ -109,7 +109,7 @@ def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -
     unit = float(np.exp(np.log(compute).mean()))  # normalizes the search to numbers around 1
     a, b, c, d = _fit(compute / unit, errors, shift)
     parameters = np.array([a * unit**b, b, c, d * unit])
-    predictions = _error(parameters, compute)
+    predictions = _compute_error(parameters, compute)
     if predictions.max() - predictions.min() <= 1e-9 * errors.max():
         raise UserError(
             "the error does not fall as compute grows, so no scaling law can be fitted; check that the "
@@ -118,7 +118,7 @@ def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -
     residuals = predictions - errors
     covariance = _estimate_covariance(parameters, compute, residuals, len(names))
     fitted_parameters = parameters[: len(names)]
-    margins = np.sqrt(np.diag(covariance)) * _student_quantile(len(errors) - len(names))
+    margins = np.sqrt(np.diag(covariance)) * _compute_student_quantile(len(errors) - len(names))
     low = np.maximum(fitted_parameters - margins, 0.0).tolist()
     high = (fitted_parameters + margins).tolist()
     return ScalingLaw(
@@ -132,9 +132,9 @@ def fit_scaling_law(points: Sequence[tuple[float, float]], shift: bool = True) -
 
 def plot_scaling_law(law: ScalingLaw, path: Path, unit: str = "exaFLOPs") -> None:
     """Plot runs and law with logarithmic axes into a PNG file."""
-    from hf_vit.results.figures import new_figure, save_figure
+    from hf_vit.results.figures import make_figure, save_figure
 
-    figure = new_figure(5.5, 4)
+    figure = make_figure(5.5, 4)
     axes = figure.add_subplot()
     compute, errors = np.array(law.points).T
     curve = np.geomspace(compute.min() / 2, compute.max() * 2, 200)
@@ -165,7 +165,7 @@ def _fit(compute: Array, errors: Array, shift: bool) -> tuple[float, float, floa
         return a, b, c, d
 
     def residuals(logarithms: Array) -> Array:
-        return _error(parameters(logarithms), compute) - errors
+        return _compute_error(parameters(logarithms), compute) - errors
 
     grid_points = np.stack(np.meshgrid(*np.linspace(low, high, _STARTS).T), axis=-1).reshape(-1, len(low))
     starts = sorted(grid_points, key=lambda start: float(np.square(residuals(start)).sum()))[:3]
@@ -183,7 +183,7 @@ def _fit_linear(powers: Array, errors: Array) -> tuple[float, float]:
     return (a, c) if c >= 0 else (float(powers @ errors / (powers @ powers)), 0.0)
 
 
-def _error(parameters: Iterable[float], compute: Any) -> Any:
+def _compute_error(parameters: Iterable[float], compute: Any) -> Any:
     """Return the error of the law with parameters (a, b, c, d)."""
     a, b, c, d = parameters
     return a * (compute + d) ** -b + c
@@ -211,7 +211,7 @@ def _estimate_covariance(parameters: Array, compute: Array, residuals: Array, co
     return variance * scaled_directions.T @ scaled_directions
 
 
-def _student_quantile(degrees_of_freedom: int) -> float:
+def _compute_student_quantile(degrees_of_freedom: int) -> float:
     """Return the half-width of the interval in standard errors for this many degrees of freedom."""
     from scipy.stats import t
 

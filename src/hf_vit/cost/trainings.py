@@ -36,7 +36,8 @@ def matmul_flops_per_second(device: str = "cpu", precision: Literal["fp32", "bf1
         if torch_device.type != "cpu":
             torch.accelerator.synchronize()
 
-    best, end = float("inf"), time.perf_counter() + _SECONDS
+    best = float("inf")
+    end = time.perf_counter() + _SECONDS
     torch.mm(matrix, matrix)
     while best == float("inf") or time.perf_counter() < end:
         wait()
@@ -155,7 +156,8 @@ def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
 
 def _count_images(training: Record, folder: str) -> float:
     """Return how many images a training processed, counting repetitions."""
-    values, recipe = training.values, training.values.get("recipe")
+    values = training.values
+    recipe = training.values.get("recipe")
     images_seen = values.get("images_seen")  # missing in older records
     if isinstance(images_seen, int | float):
         return float(images_seen)

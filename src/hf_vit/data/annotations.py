@@ -95,7 +95,7 @@ def encode_mask(mask: Any, height: int, width: int, object_name: str) -> dict[st
     try:
         encoded = encode(mask_api, mask, height, width)
         if not mask_api.area(encoded):
-            raise UserError("an empty mask")
+            raise UserError("an empty mask; draw it again, or remove the object")
     except UserError as error:
         raise UserError(f"{object_name} with {error}") from error
     return {"size": [height, width], "counts": encoded["counts"]}
@@ -120,7 +120,9 @@ def _encode_lengths(mask_api: Any, mask: dict[str, Any], height: int, width: int
     """Check run lengths and return them in compressed form."""
     size, counts = mask.get("size"), mask.get("counts")
     if not isinstance(size, list | tuple) or len(size) != 2 or not isinstance(counts, list | str | bytes):
-        raise UserError("a mask that is neither a list of polygons nor a run-length encoding with size and counts")
+        raise UserError(
+            "a mask that is neither polygons nor a run-length encoding; write it in one of COCO's two forms"
+        )
     _refuse_other_size(tuple(size), height, width)
     encoded = {"size": [height, width], "counts": counts.encode() if isinstance(counts, str) else counts}
     try:

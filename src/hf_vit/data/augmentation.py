@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 _DRAWS = 6  # horizontal shift, vertical shift, angle, flip, zoom, shear
 
 
-def random_keys(seed: int, epoch: int, images: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
+def make_random_keys(seed: int, epoch: int, images: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
     """Return a hash of (seed, epoch, image) for every image, [B] uint64 (B images)."""
     base = _draw_splitmix(np.zeros(1, dtype=np.uint64), np.asarray([seed % 2**64], dtype=np.uint64))
     return _draw_splitmix(_draw_splitmix(base, np.asarray([epoch], dtype=np.uint64)), images)
 
 
-def uniforms(keys: "NDArray[np.uint64]", count: int) -> "NDArray[np.float64]":
+def draw_uniforms(keys: "NDArray[np.uint64]", count: int) -> "NDArray[np.float64]":
     """Return `count` independent numbers in [0, 1) for every key, [B, count]; the same on every machine."""
     numbers = _draw_splitmix(keys[:, None], np.arange(count, dtype=np.uint64)[None, :])
     return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -99,7 +99,8 @@ class Augmenter:
         from torchvision.transforms import v2
 
         self.config = config
-        crop, padding = None, config.random_crop
+        crop = None
+        padding = config.random_crop
         if config.random_resized_crop is not None:
             scale = config.random_resized_crop
             crop = v2.RandomResizedCrop(size, scale=scale, interpolation=interpolation, antialias=True)
@@ -126,22 +127,23 @@ class Augmenter:
         Args:
             images: B uint8 tensors [3, H, W] (channels, height, width); of any size for a random resized crop, at least
                 of the model's size for a random crop, else of the model's size.
-            keys: [B] from `random_keys`.
+            keys: [B] from `make_random_keys`.
 
         Returns:
             uint8 [B, 3, H, W].
         """
         config = self.config
         pixels = torch.stack(list(images) if self._crop is None else self._crop.transform_all(images, keys))
-        draws = uniforms(keys, _DRAWS)
-        signed_draws, max_shift = draws * 2 - 1, config.shift_px  # in [-1, 1)
+        draws = draw_uniforms(keys, _DRAWS)
+        signed_draws = draws * 2 - 1  # in [-1, 1)
+        max_shift = config.shift_px
         if float(max_shift).is_integer():
             if max_shift:
                 offsets = np.floor(draws[:, :2] * (2 * int(max_shift) + 1)).astype(np.int64) - int(max_shift)
                 pixels = shift(pixels, *offsets.T.tolist())
             max_shift = 0.0
         if max_shift or config.rotation_degrees or config.shear_degrees or config.zoom:
-            pixels = affine(
+            pixels = apply_affine(
                 pixels,
                 degrees=signed_draws[:, 2] * config.rotation_degrees,
                 shear_degrees=signed_draws[:, 5] * config.shear_degrees,
@@ -169,7 +171,7 @@ def shift(pixels: torch.Tensor, right: Sequence[int], down: Sequence[int]) -> to
     return torch.stack(moved)
 
 
-def affine(
+def apply_affine(
     pixels: torch.Tensor,
     degrees: "NDArray[np.float64] | float" = 0.0,
     shear_degrees: "NDArray[np.float64] | float" = 0.0,
@@ -188,9 +190,9 @@ def affine(
         scale: values above 1 enlarge.
         right, down: px.
     """
-    batch, (height, width) = len(pixels), pixels.shape[-2:]
+    height, width = pixels.shape[-2:]
     angle, shear_angle, factor, x_offset, y_offset = (
-        np.broadcast_to(np.asarray(value, dtype=np.float64), batch)
+        np.broadcast_to(np.asarray(value, dtype=np.float64), len(pixels))
         for value in (np.deg2rad(degrees), np.deg2rad(shear_degrees), scale, right, down)
     )
     # The inverse map, from positions in the new image to positions in the old one.
@@ -253,7 +255,8 @@ class _Policy:
 
     def transform_all(self, images: Iterable[torch.Tensor], keys: "NDArray[np.uint64]") -> list[torch.Tensor]:
         """Augment every image with its own seed."""
-        states, results = (random.getstate(), np.random.get_state()), list[torch.Tensor]()
+        states = (random.getstate(), np.random.get_state())
+        results = list[torch.Tensor]()
         try:
             for image, key in zip(images, keys.tolist(), strict=True):
                 random.seed(key ^ 4)

@@ -55,7 +55,8 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
     ) -> None:
         from datasets import Image
 
-        self.table, self.transform = table, transform
+        self.table = table
+        self.transform = transform
         self.labels: list[Any] = list_column(table, "label") if "label" in table.column_names else [None] * len(table)
         self._rows = table.select_columns(self._columns())
         if isinstance(table.features["image"], Image):  # the transform decodes images in threads
@@ -182,7 +183,9 @@ class TransformedStream(torch.utils.data.IterableDataset[Example]):
         seed: int = 0,
         reader: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
-        self.stream, self.transform, self.reader = stream, transform, reader
+        self.stream = stream
+        self.transform = transform
+        self.reader = reader
         self.shuffle_buffer, self.seed = shuffle_buffer, seed
         # In shared memory, so that persistent loader workers see the next epoch too.
         self._epoch = torch.tensor(0).share_memory_()
@@ -245,7 +248,8 @@ class TransformedStream(torch.utils.data.IterableDataset[Example]):
                 random = np.random.RandomState(zlib.crc32(repr((self.seed, epoch, number)).encode()))
                 block = [block[index] for index in random.permutation(len(block))]
             yield number, state, block
-            number, state = number + 1, stream.state_dict()
+            number += 1
+            state = stream.state_dict()
 
     def _transform_rows(self, rows: Sequence[Any], transform: TrainTransform | EvalTransform) -> list[Example]:
         """Decode and transform rows; a reader may leave rows out."""

@@ -146,8 +146,7 @@ def photos(image_size: tuple[int, int] | None = None) -> Builtin:
         photograph = decode_image(path)
         for split, number, box in crop_boxes(frame or (0, 0, *photograph.size), seed=label):
             image_name = f"{name}-{split}-{number:03d}.ppm"
-            identity = f"{source} {box}".encode()
-            images[split].append(_Row(image_name, identity, photograph.crop(box), label))
+            images[split].append(_Row(image_name, f"{source} {box}".encode(), photograph.crop(box), label))
     return _build_tables(images, [name for name, _, _ in PHOTOGRAPHS], image_size)
 
 
@@ -199,7 +198,7 @@ def crop_boxes(frame: tuple[int, int, int, int], seed: int) -> Iterator[tuple[st
             yield split, number, (x, y, x + side, y + side)
 
 
-def photograph_tiles(split: str) -> Iterator[Image.Image]:
+def cut_photographs(split: str) -> Iterator[Image.Image]:
     """Yield the tiles of all photographs that belong to a split, as RGB."""
     letter, _ = _CROPS[split]
     for _, file, frame in PHOTOGRAPHS:

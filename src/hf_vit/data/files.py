@@ -39,7 +39,8 @@ def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]
     folders: list[Parts] = []
     visited_folders: set[tuple[int, int]] = set()
     for current, folder_names, file_names in os.walk(root, followlinks=True):
-        status, parts = os.stat(current), Path(current).relative_to(root).parts
+        status = os.stat(current)
+        parts = Path(current).relative_to(root).parts
         is_visited = (status.st_dev, status.st_ino) in visited_folders  # a link may lead back to a folder above
         visited_folders.add((status.st_dev, status.st_ino))
         folder_names[:] = [] if is_visited else sorted(name for name in folder_names if not _is_hidden(name))

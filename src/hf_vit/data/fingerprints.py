@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hf_vit.data.images import ImageScan, short_name
-from hf_vit.data.labels import classes_of, list_column
+from hf_vit.data.images import ImageScan, shorten_path
+from hf_vit.data.labels import list_classes, list_column
 from hf_vit.data.sources import DataSource
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import read_sizes, to_path
@@ -25,7 +25,7 @@ HASHED_BYTES = 1 << 30
 _MAX_NAMED = 3  # changed files in a message
 
 
-def content_fingerprint(
+def hash_content(
     splits: "Mapping[str, Dataset]", scans: Mapping[str, Sequence[ImageScan]], label_names: Sequence[str]
 ) -> str:
     """Hash the content, split and labels (or mask or objects) of every image, without file names and order."""
@@ -46,15 +46,15 @@ def describe_labels(table: "Dataset", scans: Sequence[ImageScan], label_names: S
     if labels and isinstance(labels[0], int):
         numbers: list[int] = labels
         return [label_names[number] for number in numbers]
-    return [" ".join(label_names[number] for number in classes_of(label)) for label in labels]
+    return [" ".join(label_names[number] for number in list_classes(label)) for label in labels]
 
 
-def file_states(source: DataSource, contents: bool = True) -> dict[str, str]:
+def list_file_states(source: DataSource, contents: bool = True) -> dict[str, str]:
     """Return for every file a text that changes with it: its hash, or its size above `HASHED_BYTES` for all together.
 
     Missing files are left out.
     """
-    named = list(source.named_files())
+    named = list(source.name_files())
     file_sizes = read_sizes(path for _, path in named)
     existing = [(name, path) for name, path in named if path in file_sizes]
     is_hashed = contents and sum(file_sizes[path] for _, path in existing) <= HASHED_BYTES
@@ -77,7 +77,7 @@ class ChangedImageError(UserError):
     """An image differs from the one that was scanned."""
 
 
-def short_digests(scans: Sequence[ImageScan]) -> "NDArray[np.uint64]":
+def shorten_digests(scans: Sequence[ImageScan]) -> "NDArray[np.uint64]":
     """Return the first 8 bytes of every image's SHA-256, for `refuse_changed`."""
     return np.array([int(scan.digest[:16], 16) for scan in scans], np.uint64)
 
@@ -88,8 +88,8 @@ def refuse_changed(name: str, digest: str, expected: "np.uint64") -> None:
         raise ChangedImageError(f"image '{name}' has changed since the command began; run the command again")
 
 
-def states_fingerprint(states: Mapping[str, str]) -> str:
-    """Hash names and states of files, see `file_states`, to 16 hexadecimal digits."""
+def hash_states(states: Mapping[str, str]) -> str:
+    """Hash names and states of files, see `list_file_states`, to 16 hexadecimal digits."""
     lines = sorted(f"{name}\t{state}" for name, texts in states.items() for state in texts.split())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
@@ -123,7 +123,7 @@ def note_duplicates(
     for split, images in scans.items():
         for image, label in zip(images, describe_labels(splits[split], images, label_names), strict=True):
             if counts[image.digest] > 1:
-                copies_by_content.setdefault(image.digest, []).append(_Copy(short_name(image.name), label, split))
+                copies_by_content.setdefault(image.digest, []).append(_Copy(shorten_path(image.name), label, split))
     duplicates = list(copies_by_content.values())
     repeated = list(filter(None, map(_list_repeated, duplicates)))
     mislabeled = [copies for copies in duplicates if len({copy.label for copy in copies}) > 1]

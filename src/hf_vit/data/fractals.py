@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_vit.data.augmentation import random_keys, uniforms
+from hf_vit.data.augmentation import draw_uniforms, make_random_keys
 from hf_vit.data.builtin import SPLIT_NUMBERS, Builtin, encode_netpbm, make_table, parse_numbers, refuse_large
 from hf_vit.data.images import ImageScan
 
@@ -87,15 +87,15 @@ class Fractals:
     @cached_property
     def systems(self) -> "tuple[_Floats, NDArray[np.uint8]]":
         """Maps of all K classes, [K, 8, 6] with (a, b, c, d, e, f), and the map for every random byte, [K, 256]."""
-        keys = random_keys(self.seed, 0, np.arange(self.classes, dtype=np.uint64))
+        keys = make_random_keys(self.seed, 0, np.arange(self.classes, dtype=np.uint64))
         systems = [_draw_system(key) for key in keys.tolist()]
         return np.stack([maps for maps, _ in systems]), np.stack([choices for _, choices in systems])
 
     def render(self, split: str, numbers: "NDArray[np.int64]", size: int) -> "NDArray[np.uint8]":
         """Return the images with these B numbers, [B, size, size, 3]; an image depends on its class and index alone."""
         maps, choices = self.systems
-        labels, indices = numbers % self.classes, numbers // self.classes
-        keys = random_keys(self.seed, SPLIT_NUMBERS[split], ((labels << 32) + indices).astype(np.uint64))
+        indices, labels = np.divmod(numbers, self.classes)
+        keys = make_random_keys(self.seed, SPLIT_NUMBERS[split], ((labels << 32) + indices).astype(np.uint64))
         batch_size = max(1, _POINTS_AT_ONCE // (4 * size * size))
         parts: list[NDArray[np.uint8]] = []
         for start in range(0, len(numbers), batch_size):
@@ -110,7 +110,7 @@ class Fractals:
         for start in range(first, last, step):
             numbers = np.arange(start, min(last, start + step), dtype=np.int64)
             for number, image in zip(numbers.tolist(), self.render(split, numbers, size), strict=True):
-                label, index = number % self.classes, number // self.classes
+                index, label = divmod(number, self.classes)
                 image_name = f"{split}-{label:05d}-{index:09d}.ppm"
                 digest = hashlib.sha256(f"fractal {self.seed}{self._jittered} {image_name}".encode()).hexdigest()
                 yield ImageScan(image_name, digest, size, size), label, encode_netpbm(image.tobytes(), (size, size))
@@ -149,7 +149,7 @@ def _generate_rows(fractals: Fractals, split: str, parts: list[tuple[int, int]],
 def _draw_system(key: int) -> "tuple[_Floats, NDArray[np.uint8]]":
     """Return the maps [8, 6] and choices [256] of the first random system that fills enough of its image."""
     for attempt in range(1_000_000):
-        draws = uniforms(random_keys(key, attempt, np.zeros(1, dtype=np.uint64)), 2 + 6 * _MAPS)[0]
+        draws = draw_uniforms(make_random_keys(key, attempt, np.zeros(1, dtype=np.uint64)), 2 + 6 * _MAPS)[0]
         system = _build_system(draws.tolist())
         if system is None:
             continue
@@ -174,7 +174,8 @@ def _build_system(draws: Sequence[float]) -> "tuple[_Floats, NDArray[np.uint8]] 
     maps = [[2 * value - 1 for value in draws[2 + 6 * row : 8 + 6 * row]] for row in range(map_count)]
     total, largest = 0.0, 0.0
     for a, b, c, d, _, _ in maps:
-        squares, area = a * a + b * b + c * c + d * d, abs(a * d - b * c)
+        squares = a * a + b * b + c * c + d * d
+        area = abs(a * d - b * c)
         root = math.sqrt(max(0.0, squares * squares - 4 * area * area))
         first = math.sqrt((squares + root) / 2)
         second = math.sqrt(max(0.0, squares - root) / 2)
@@ -201,7 +202,7 @@ def _render_images(
     """
     walkers = steps = 2 * size
     end_of_bytes = 7 + (_FIRST + steps) * walkers
-    draws = uniforms(keys, end_of_bytes + 4)
+    draws = draw_uniforms(keys, end_of_bytes + 4)
     batch = np.arange(len(keys))
     varied_maps = maps.copy()
     factors = 2 - _LARGEST_FACTOR + draws[:, 1] * (2 * _LARGEST_FACTOR - 2)

@@ -173,7 +173,8 @@ def read_idx(path: Path) -> "NDArray[Any]":
                     raise UserError(
                         f"{path.name} is not an IDX file (it begins with {header!r}); download it again from its source"
                     )
-                dtype, rank = np.dtype(_TYPES[header[2]]), header[3]
+                dtype = np.dtype(_TYPES[header[2]])
+                rank = header[3]
                 sides = stream.read(4 * rank)
                 shape = tuple(int(side) for side in np.frombuffer(sides[: len(sides) // 4 * 4], ">u4"))
                 expected = math.prod(shape) * dtype.itemsize
@@ -202,8 +203,7 @@ def read_idx_images(path: Path) -> "NDArray[np.uint8]":
             f"{path.name} holds {shape} values of type {pixels.dtype.newbyteorder('=')}; images need images x height x "
             "width bytes (uint8)"
         )
-    is_transposed = path.name.lower().startswith("emnist")
-    return pixels.swapaxes(1, 2) if is_transposed else pixels
+    return pixels.swapaxes(1, 2) if path.name.lower().startswith("emnist") else pixels
 
 
 @functools.lru_cache(maxsize=2)
@@ -253,7 +253,10 @@ def read_idx_split(files: Sequence[Path]) -> "tuple[Dataset, list[Any], list[str
     names = _read_mapping(files[-1]) if is_mapping_name(files[-1].name) else None
     if names is not None:
         if unknown := sorted(set(raw) - names.keys()):
-            raise UserError(f"{labels_file.name} has the label {unknown[0]}, which {files[-1].name} does not list")
+            mapping = files[-1].name
+            raise UserError(
+                f"{labels_file.name} has the label {unknown[0]}, which {mapping} does not list; add it there"
+            )
         raw = [names[label] for label in raw]
     return _make_table(pixels), raw, None if names is None else list(names.values())
 

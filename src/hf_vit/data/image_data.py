@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from hf_vit.data.annotations import Target
-from hf_vit.data.fingerprints import content_fingerprint, describe_changes, file_states
-from hf_vit.data.images import ImageScan, keep_good, scan_images, short_name
+from hf_vit.data.fingerprints import describe_changes, hash_content, list_file_states
+from hf_vit.data.images import ImageScan, keep_good, scan_images, shorten_path
 from hf_vit.data.reading import StreamReader
 from hf_vit.data.sources import DataSource
-from hf_vit.display import Displayed, shortened
+from hf_vit.display import Displayed, shorten_list
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ImageData(Displayed):
         notes: for the user, such as splits that were cut and files that were ignored.
         source: the source that the data was loaded from, or None.
         revision: commit of a Hub data set.
-        files: `file_states` when the data was loaded.
+        files: `list_file_states` when the data was loaded.
         cut: the splits that were cut from train.
         multi_label: "label" is a list of class numbers, of any length.
         target: "label": column "label", a class number. "mask": column "mask", a Pillow image of mode "L" and of the
@@ -68,7 +68,7 @@ class ImageData(Displayed):
         """Return what `print` shows, name -> value, with a line per split after the name."""
         counts = {name: self.num_examples(name) for name in self.splits}
         split_sizes = {name: "a stream" if count is None else f"{count:,} images" for name, count in counts.items()}
-        classes = f"{len(self.label_names):,} ({shortened(self.label_names)})"
+        classes = f"{len(self.label_names):,} ({shorten_list(self.label_names)})"
         skipped = {"skipped": f"{len(self.skipped):,} bad images"} if self.skipped else {}
         return {"name": self.name, **split_sizes, "classes": classes, **skipped, "fingerprint": self.fingerprint}
 
@@ -76,7 +76,7 @@ class ImageData(Displayed):
         """Describe which files were changed, added or removed since the data was loaded, see `describe_changes`."""
         if self.source is None:
             return ""
-        return describe_changes(self.files, file_states(self.source, contents=bool(self.readers)))
+        return describe_changes(self.files, list_file_states(self.source, contents=bool(self.readers)))
 
     def num_examples(self, split: str) -> int | None:
         """Return the number of images of a split, or None for a stream of unknown length."""
@@ -135,7 +135,7 @@ def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_
         return data
     readable = _select_rows(data, *keep_good(data.seen, (1, 1), True))
     if readable is not data:
-        readable.fingerprint = content_fingerprint(get_tables(readable), readable.seen, readable.label_names)
+        readable.fingerprint = hash_content(get_tables(readable), readable.seen, readable.label_names)
     train = {"train": readable.seen["train"]} if "train" in readable.seen else {}
     return _select_rows(readable, *keep_good(train, smallest, True))
 
@@ -146,7 +146,8 @@ def draw_images(data: ImageData, split: str, count: int | None, seed: int) -> Im
     if count is None or total is None or count >= total:
         return data
     rows = sorted(np.random.default_rng(seed).permutation(total)[:count].tolist())
-    table, scans = get_tables(data)[split].select(np.asarray(rows)), data.seen.get(split)
+    table = get_tables(data)[split].select(np.asarray(rows))
+    scans = data.seen.get(split)
     seen = data.seen if scans is None else data.seen | {split: [scans[row] for row in rows]}
     return replace(data, splits={**data.splits, split: table}, seen=seen)
 
@@ -158,4 +159,4 @@ def _select_rows(data: ImageData, rows: Mapping[str, list[int]], bad: list[str])
     tables = get_tables(data).items()
     splits = {split: table.select(rows[split]) if split in rows else table for split, table in tables}
     scans = data.seen | {split: [data.seen[split][row] for row in good_rows] for split, good_rows in rows.items()}
-    return replace(data, splits=splits, seen=scans, skipped=[*data.skipped, *map(short_name, bad)])
+    return replace(data, splits=splits, seen=scans, skipped=[*data.skipped, *map(shorten_path, bad)])

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from hf_vit.data.annotations import Annotation
-from hf_vit.display import progress_bar
+from hf_vit.display import make_progress_bar
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import POINTER
 from hf_vit.repositories.stores import StoreError, is_store_url, read_bytes, to_path
@@ -31,7 +31,8 @@ _CONVERTED_BY_PILLOW = ("1", "L", "P", "CMYK", "YCbCr", "HSV", "RGBX")
 _BITS, _PHOTOMETRIC, _ORIENTATION = 0x0102, 0x0106, 0x0112
 _SIDEWAYS = (5, 6, 7, 8)  # orientations that swap height and width
 # What the last bytes of a complete file contain; other bytes may follow it.
-_ENDS, _TAIL = {"PNG": b"IEND", "JPEG": b"\xff\xd9", "MPO": b"\xff\xd9"}, 64
+_ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9", "MPO": b"\xff\xd9"}
+_TAIL = 64
 # With fewer images the scan is too short for a progress bar.
 PROGRESS_FROM = 2000
 _SCANNED_AT_ONCE, _PER_THREAD = 1024, 16
@@ -68,7 +69,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
             raise UserError(
                 f"an image of mode {image.mode} holds values from {low} to {high}; save it with values from 0 to {full}"
             )
-        return _gray((values * 255 + full // 2) // full)
+        return _to_gray((values * 255 + full // 2) // full)
     if image.mode == "F":
         values = np.asarray(image).astype(np.float64)
         low, high = float(values.min()), float(values.max())
@@ -77,7 +78,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
                 f"a floating-point image holds values from {low:g} to {high:g}; save it with values from 0 to 1, or "
                 "from 0 to 255"
             )
-        return _gray(np.rint(_invert_from_white(values * 255 if high <= 1 else values, tags, 255)))
+        return _to_gray(np.rint(_invert_from_white(values * 255 if high <= 1 else values, tags, 255)))
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba).convert("RGB")
@@ -91,7 +92,7 @@ def _invert_from_white(values: Any, tags: Mapping[int, Any], full: int) -> Any:
     return full - values if tags.get(_PHOTOMETRIC) == 0 else values
 
 
-def _gray(values: "NDArray[np.generic]") -> Image.Image:
+def _to_gray(values: "NDArray[np.generic]") -> Image.Image:
     return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
 
@@ -107,7 +108,7 @@ def decode_image(
     Raises:
         UserError: see `to_rgb`.
         StoreError: an object store cannot read the image.
-        Exception: any error of Pillow or the disk, see `image_problem`.
+        Exception: any error of Pillow or the disk, see `describe_image_problem`.
     """
     if isinstance(image, Image.Image):
         return to_rgb(image)
@@ -150,7 +151,7 @@ def _read_content(stored_image: Mapping[str, Any]) -> bytes:
         return file.read()
 
 
-def image_problem(error: Exception) -> str:
+def describe_image_problem(error: Exception) -> str:
     """Describe why an image could not be decoded; raise the error of an object store again."""
     if isinstance(error, StoreError):
         raise error
@@ -236,7 +237,7 @@ class ImageScan:
         pixels = np.frombuffer(self.pixels or b"", np.uint8).reshape(self.height, self.width, 3)
         return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
 
-    def problem_below(self, min_size: tuple[int, int]) -> str | None:
+    def find_problem(self, min_size: tuple[int, int]) -> str | None:
         """Return the problem, which may be a size below `min_size` (height, width) px; None for a good image."""
         if self.problem is None and (self.height < min_size[0] or self.width < min_size[1]):
             return (
@@ -266,7 +267,7 @@ def _decode_scanned(
     try:
         image, peak, is_turned = _decode(io.BytesIO(content), draft_side)
     except Exception as error:
-        return replace(scan, problem=image_problem(error)), None
+        return replace(scan, problem=describe_image_problem(error)), None
     return ImageScan(scan.name, scan.digest, image.height, image.width, peak=peak, is_turned=is_turned), image
 
 
@@ -276,7 +277,7 @@ def _hash_image(stored: Mapping[str, Any], default_name: str) -> tuple[ImageScan
     try:
         content = _read_content(stored)
     except Exception as error:
-        return ImageScan(name, hashlib.sha256(b"").hexdigest(), problem=image_problem(error)), b""
+        return ImageScan(name, hashlib.sha256(b"").hexdigest(), problem=describe_image_problem(error)), b""
     is_pointer = content.startswith(POINTER)
     problem = "is a Git LFS pointer instead of the image; download it with git lfs pull" if is_pointer else None
     return ImageScan(name, hashlib.sha256(content).hexdigest(), problem=problem), content
@@ -345,7 +346,7 @@ def scan_images(
     total = len(undecoded_table)
     scans: list[ImageScan] = []
     used = 0
-    bar = progress_bar(f"Checking {split} images", is_hidden=total < PROGRESS_FROM)
+    bar = make_progress_bar(f"Checking {split} images", is_hidden=total < PROGRESS_FROM)
     with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         task = bar.add_task("", total=total)
         for start in range(0, total, _SCANNED_AT_ONCE):
@@ -359,7 +360,8 @@ def scan_images(
             used = sum(map(_count_kept, scans[start:]), used)
             is_whole = all(scan.pixels is not None or scan.problem for scan in scans[start:])
             if kept_bytes > 0 and (not is_whole or used / len(scans) * total > kept_bytes):
-                kept_bytes, scans = 0, [replace(scan, pixels=None) for scan in scans]
+                kept_bytes = 0
+                scans = [replace(scan, pixels=None) for scan in scans]
             bar.advance(task, len(rows))
     return scans
 
@@ -376,7 +378,8 @@ def _scan_rows(
     """Scan a part of the rows, the first of which is row `start` of its table; keep pixels of at most `kept_bytes`."""
     scans: list[ImageScan] = []
     for index in part:
-        stored, default_name = rows[index] or {}, f"{name} {start + index}"
+        stored = rows[index] or {}
+        default_name = f"{name} {start + index}"
         scan = recall(start + index, stored, default_name, kept_bytes) if recall else None
         if scan is None:
             scan, content = _hash_image(stored, default_name)
@@ -408,7 +411,7 @@ def keep_good(
     bad: list[str] = []
     first_bad: str | None = None
     for split, split_scans in scans.items():
-        problems = [scan.problem_below(min_size) for scan in split_scans]
+        problems = [scan.find_problem(min_size) for scan in split_scans]
         rows[split] = [row for row, problem in enumerate(problems) if problem is None]
         for scan, problem in zip(split_scans, problems, strict=True):
             if problem is not None:
@@ -433,6 +436,6 @@ def raise_bad_image(scan: ImageScan, problem: str) -> NoReturn:
     raise UserError(f"{describe_problem(scan.name, problem)}; {_REMEDY}")
 
 
-def short_name(name: str) -> str:
+def shorten_path(name: str) -> str:
     """Return the last two parts of an image's path, so that results do not record local paths."""
     return "/".join(PurePath(name).parts[-2:])

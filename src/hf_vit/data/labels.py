@@ -44,7 +44,7 @@ def normalize_label(raw: Any) -> Any:
     return normalize_name(raw) or None if isinstance(raw, str) else raw
 
 
-def type_labels(splits: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+def convert_labels(splits: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Convert labels that were read as text to one type for all splits.
 
     Labels become integers if Python prints every one of them in the same way ("1", not "01"). They become floats, which
@@ -134,7 +134,7 @@ def list_column(table: "Dataset", name: str) -> list[Any]:
     return column.column(name).to_pylist()
 
 
-def classes_of(label: "int | Sequence[int]") -> list[int]:
+def list_classes(label: "int | Sequence[int]") -> list[int]:
     """Return the class numbers of one image, whose label is a number or a list of numbers."""
     return [label] if isinstance(label, int) else list(label)
 

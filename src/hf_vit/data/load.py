@@ -12,25 +12,25 @@ import numpy as np
 
 from hf_vit.data.annotations import Target
 from hf_vit.data.builtin import SPLIT_NUMBERS, digits, photos
-from hf_vit.data.fingerprints import content_fingerprint, file_states, hash_images, note_duplicates, states_fingerprint
+from hf_vit.data.fingerprints import hash_content, hash_images, hash_states, list_file_states, note_duplicates
 from hf_vit.data.fractals import Fractals
 from hf_vit.data.image_data import ImageData, get_tables, make_streams
-from hf_vit.data.images import ImageScan, keep_good, note_dark_images, scan_images, short_name
+from hf_vit.data.images import ImageScan, keep_good, note_dark_images, scan_images, shorten_path
 from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabeled, list_column, note_similar_names
 from hf_vit.data.reading import (
     Columns,
     NamedColumns,
     RawTables,
     StreamReader,
-    hub_commit,
-    image_table,
+    make_image_table,
     open_tables,
+    read_hub_commit,
     read_labels,
 )
 from hf_vit.data.scan_memory import ScanMemory, note_recalled
 from hf_vit.data.scenes import Scenes
 from hf_vit.data.sources import DataSource, is_builtin, list_unlabeled_images, resolve_source
-from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, missing_splits
+from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, list_missing_splits
 from hf_vit.data.tables import ImageTables, find_target, infer_target, note_missing_classes, read_dense
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import is_folder, to_path
@@ -185,7 +185,7 @@ def load_unlabeled(
     root = to_path(source).expanduser()
     paths = list_unlabeled_images(root) if source.strip() and not is_builtin(source) and is_folder(root) else []
     if paths:
-        table = image_table(paths)
+        table = make_image_table(paths)
         name = root.resolve().name
         scans = scan_images(table, "unlabelled")
         skipped = 0
@@ -230,7 +230,7 @@ def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool
         builtin = (digits if name == "digits" else photos)(image_size)
     splits = builtin.splits
     names = builtin.label_names
-    fingerprint = _hash_text(hashed_text) if hashed_text else content_fingerprint(splits, builtin.seen, names)
+    fingerprint = _hash_text(hashed_text) if hashed_text else hash_content(splits, builtin.seen, names)
     scans = {} if streaming else builtin.seen
     data = ImageData(name, fingerprint, splits, names, seen=scans, target=target or "label")
     return _shuffle_streams(data, False) if streaming else data
@@ -253,15 +253,17 @@ def _load_tables(
     memories: list[ScanMemory] = []
     for split, table in tables.images.items():
         annotate = partial(tables.annotate, split) if tables.target != "label" else None
-        memories.append(memory := ScanMemory(source, split, image_column, decode=check))
+        memory = ScanMemory(source, split, image_column, decode=check)
+        memories.append(memory)
         scans[split] = scan_images(table, split, annotate, decode=check, kept_bytes=kept_bytes, recall=memory.recall)
         memory.store(scans[split])
         kept_bytes -= sum(len(scan.pixels or b"") for scan in scans[split])
     rows, bad = keep_good(scans, (1, 1), skip_bad_images)
     good_scans = {split: [scans[split][row] for row in rows[split]] for split in scans}
     tables.conclude(good_scans)
-    data = _make_data(source, tables, files=file_states(source, contents=False))
-    data.seen, data.skipped = good_scans, list(map(short_name, bad))
+    data = _make_data(source, tables, files=list_file_states(source, contents=False))
+    data.seen = good_scans
+    data.skipped = list(map(shorten_path, bad))
     data.notes += note_recalled(memories, sum(map(len, scans.values())))
     _set_splits(data, {split: tables.select_rows(split, rows[split]) for split in scans}, seed)
     data.notes += note_duplicates(get_tables(data), data.seen, data.label_names)
@@ -270,7 +272,7 @@ def _load_tables(
     if data.target != "label":
         data.notes += note_missing_classes(data.seen.get("train", ()), data.label_names)
     data.splits = {split: table.cast_column("image", datasets.Image()) for split, table in get_tables(data).items()}
-    data.fingerprint = content_fingerprint(get_tables(data), data.seen, data.label_names)
+    data.fingerprint = hash_content(get_tables(data), data.seen, data.label_names)
     return data
 
 
@@ -278,8 +280,8 @@ def _stream_tables(source: DataSource, tables: ImageTables, skip_bad_images: boo
     """Return a folder or list as streams, whose images are scanned when they are read."""
     if tables.multi_label:
         raise UserError(f"'{source.name}' is multi-label and cannot be read as a stream; leave --streaming out")
-    data = _make_data(source, tables, files=file_states(source))
-    data.fingerprint = states_fingerprint(data.files)
+    data = _make_data(source, tables, files=list_file_states(source))
+    data.fingerprint = hash_states(data.files)
     _set_splits(data, tables.images, seed)
     return _shuffle_streams(data, skip_bad_images)
 
@@ -299,7 +301,8 @@ def _number_labels(name: str, raw: RawTables) -> ImageTables:
     """Convert raw labels to class numbers: tables with the columns "image" (undecoded) and "label"."""
     from datasets import ClassLabel, List
 
-    column, notes = raw.columns.image, [*raw.notes]
+    column = raw.columns.image
+    notes = [*raw.notes]
     labels = raw.labels
     if labels is None:
         label_tables = {split: table.select_columns(raw.columns.label_columns) for split, table in raw.splits.items()}
@@ -340,7 +343,7 @@ def _make_label_map(name: str, raw: RawTables, values: list[Any]) -> LabelMap:
 def _set_splits(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> None:
     """Set the splits of `data`, with missing ones cut from train."""
     data.splits = splits
-    data.cut = tuple(missing_splits(list(splits)))
+    data.cut = tuple(list_missing_splits(list(splits)))
     if not data.cut:
         return
     train = splits["train"]
@@ -392,14 +395,14 @@ def _stream_files(source: DataSource, raw: RawTables, skip_bad_images: bool, see
         batches = stream.select_columns(raw.columns.label_columns).iter(1000)
         values = [label for batch in batches for label in set(raw.columns.labels(batch))]
         labels = _make_label_map(source.name, raw, values)
-    missing = tuple(missing_splits(list(raw_splits)))
+    missing = tuple(list_missing_splits(list(raw_splits)))
     data = ImageData(source.name, "", {}, labels.names, notes=[*raw.notes], source=source, revision=raw.revision)
-    data.files = file_states(source)
+    data.files = list_file_states(source)
     data.cut = missing
     if source.kind == "hub":
-        data.fingerprint = _hash_text(f"{source.name} {hub_commit(source.name.partition(':')[0])}")
+        data.fingerprint = _hash_text(f"{source.name} {read_hub_commit(source.name.partition(':')[0])}")
     else:
-        data.fingerprint = states_fingerprint(data.files)
+        data.fingerprint = hash_states(data.files)
     readers: dict[str, tuple[IterableDataset, StreamReader]] = {}
     for split in (name for name in SPLITS if name in raw_splits or name in missing):
         is_cut = bool(missing) and (split == "train" or split in missing)

@@ -57,7 +57,7 @@ with warnings.catch_warnings():
     register_feature(RunLengthMask, "RunLengthMask")
 
 
-def object_features(label_names: Sequence[str], masks: Image | RunLengthMask | None) -> dict[str, Any]:
+def make_object_features(label_names: Sequence[str], masks: Image | RunLengthMask | None) -> dict[str, Any]:
     """Return the type of a column of objects: boxes [x, y, width, height] px as in COCO, classes, areas and masks."""
     return {
         "bbox": List(List(Value("float64"))),

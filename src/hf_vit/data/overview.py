@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from hf_vit.data.annotations import IGNORED
 from hf_vit.data.image_data import ImageData, get_tables
 from hf_vit.data.images import to_rgb
-from hf_vit.data.labels import classes_of, list_column
+from hf_vit.data.labels import list_classes, list_column
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -84,13 +84,13 @@ def _count_classes(data: ImageData, split: str) -> Counter[int]:
     counts: Counter[int] = Counter()
     if data.target == "label":
         for label in list_column(cast("Dataset", data.splits[split]), "label"):
-            counts.update(classes_of(label))
+            counts.update(list_classes(label))
     for image in data.seen[split] if data.target != "label" else ():
         counts.update(image.annotation.amounts if image.annotation else {})
     return counts
 
 
-def contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Image:
+def draw_contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Image:
     """Draw the first images of a data set on one sheet.
 
     For data with labels, every row shows the name and images of a class (of the first 40). For data with masks or
@@ -106,7 +106,7 @@ def contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Im
     table: Any = data.splits.get("train") or next(iter(data.splits.values()))
     rows: dict[int, list[int]] = {}
     for row, labels in enumerate(list_column(table, "label")):
-        for label in classes_of(labels):
+        for label in list_classes(labels):
             if label < _MAX_CLASSES and len(rows.setdefault(label, [])) < columns:
                 rows[label].append(row)
     sheet = Image.new("RGB", (_NAME_PX + columns * side, max(1, len(rows)) * (side + _ROW_PX)), "white")
@@ -198,7 +198,8 @@ def paint_objects(image: Image.Image, objects: Mapping[str, torch.Tensor], names
     numbers: list[int] = objects["labels"].tolist()
     if not numbers:
         return image
-    palette, pixels = _make_palette(len(names)), pil_to_tensor(to_rgb(image))
+    palette = _make_palette(len(names))
+    pixels = pil_to_tensor(to_rgb(image))
     colors: Any = [palette[number] for number in numbers]
     if "masks" in objects:
         pixels = draw_segmentation_masks(pixels, objects["masks"].cpu().bool(), _MASK_STRENGTH, colors)

@@ -22,11 +22,11 @@ import numpy as np
 
 from hf_vit.data.files import FileNames, refuse_text
 from hf_vit.data.idx import read_idx_split, store_images
-from hf_vit.data.images import ImageScan, note_dark_images, open_image, raise_bad_image, short_name
-from hf_vit.data.labels import LabelMap, normalize_label, normalize_name, summarize_names, type_labels
+from hf_vit.data.images import ImageScan, note_dark_images, open_image, raise_bad_image, shorten_path
+from hf_vit.data.labels import LabelMap, convert_labels, normalize_label, normalize_name, summarize_names
 from hf_vit.data.sources import DataSource
 from hf_vit.data.splits import SPLITS, assign_split, split_name
-from hf_vit.errors import UserError, one_line
+from hf_vit.errors import UserError, to_one_line
 from hf_vit.repositories.reading import guard_hub_access, refuse_pointer
 from hf_vit.repositories.stores import is_store_url, read_sizes
 
@@ -82,7 +82,7 @@ class Columns:
 
     def _list_indicated(self, batch: Mapping[str, Any]) -> list[list[str]]:
         """Return for every row the names of the label columns that hold 1."""
-        columns = type_labels({name: normalize_label(list(batch[name])) for name in self.indicators})
+        columns = convert_labels({name: normalize_label(list(batch[name])) for name in self.indicators})
         for name, values in columns.items():
             invalid = [value for value in values if str(value).lower() not in _INDICATORS]
             if invalid:
@@ -146,7 +146,7 @@ class RawTables:
         return next(iter(self.splits.values())).features
 
 
-def image_table(paths: "Iterable[str | Path]") -> "Dataset":
+def make_image_table(paths: "Iterable[str | Path]") -> "Dataset":
     """Return a table with an undecoded column "image" whose rows name the files."""
     import pyarrow as pa
 
@@ -202,7 +202,8 @@ def read_labels(source: DataSource, opened: RawTables | None, selection: NamedCo
     name, features = source.name, opened.features
     if features is None:
         raise UserError(f"'{name}' does not list its columns, so it cannot be read as a stream; leave --streaming out")
-    columns, notes = _find_columns(features, name, selection), [*opened.notes]
+    columns = _find_columns(features, name, selection)
+    notes = [*opened.notes]
     _refuse_mixed_labels(name, opened.schemas, columns.label_columns)
     used_columns = [columns.image, *columns.label_columns]
     selected_tables = {split: table.select_columns(used_columns) for split, table in opened.splits.items()}
@@ -224,12 +225,13 @@ def _check_files(source: DataSource) -> list[tuple[str, Any]]:
     from pyarrow import parquet
 
     schemas: list[tuple[str, Any]] = []
-    for name, path in source.named_files():
+    for name, path in source.name_files():
         refuse_pointer(path, f"the file {name} of '{source.name}'")
         try:
             with path.open("rb") as file:
                 if source.kind == "parquet":
-                    schemas.append((name, schema := parquet.read_schema(file)))
+                    schema = parquet.read_schema(file)
+                    schemas.append((name, schema))
                     if duplicates := [column for column, count in Counter(schema.names).items() if count > 1]:
                         raise UserError(
                             f"{name} of '{source.name}' has the column '{duplicates[0]}' twice; rename one of the two"
@@ -286,7 +288,8 @@ def _refuse_class_mismatch(name: str, schemas: Iterable[tuple[str, Any]]) -> Non
         pending: list[tuple[str, Any]] = list(Features.from_arrow_schema(schema).items())
         while pending:  # a column may contain other columns
             column, feature = pending.pop()
-            if isinstance(names := getattr(feature, "names", None), list):
+            names = getattr(feature, "names", None)
+            if isinstance(names, list):
                 classes = list(map(normalize_name, names))
                 first, others = first_classes.setdefault(column, (file, classes))
                 if classes != others:
@@ -316,7 +319,7 @@ def _read_folder(source: DataSource) -> RawTables:
     labels: dict[str, list[str]] = {}
     for split in (name for name in SPLITS if name in source.folder):
         rows = [(path, label) for label, paths in sorted(source.folder[split].items()) for path in paths]
-        splits[split] = image_table(path for path, _ in rows)
+        splits[split] = make_image_table(path for path, _ in rows)
         labels[split] = [label for _, label in rows]
     return RawTables(splits, label_names=names, labels=labels)
 
@@ -335,7 +338,7 @@ def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
     """Read the image files and labels of CSV or JSON Lines files.
 
     The split of a row is in its column "split", else in the first folder of the image's path, else in the path of the
-    list. Cells stay text until all lists are read, and `type_labels` then converts the labels.
+    list. Cells stay text until all lists are read, and `convert_labels` then converts the labels.
     """
     paths: dict[str, list[Path]] = {}
     labels: dict[str, list[Any]] = {}
@@ -360,8 +363,8 @@ def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
             paths.setdefault(split, []).append(names.find(file.parent / path))
             labels.setdefault(split, []).append(label)
     source.folder.update({split: {"": paths[split]} for split in SPLITS if split in paths})
-    splits = {split: image_table(paths[split]) for split in SPLITS if split in paths}
-    typed_labels = labels if selection.indicators else type_labels(labels)
+    splits = {split: make_image_table(paths[split]) for split in SPLITS if split in paths}
+    typed_labels = labels if selection.indicators else convert_labels(labels)
     return RawTables(splits, label_names=list(selection.indicators) or None, labels=typed_labels)
 
 
@@ -473,7 +476,7 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
     problem = f"'{source.name}' does not exist as a path, and cannot be loaded as a Hub data set"
     try:
         with guard_hub_access(repo):
-            commit = hub_commit(repo)
+            commit = read_hub_commit(repo)
     except UserError as error:  # no network or unknown name, for which `datasets` would retry for half a minute
         if not _is_cached(repo):
             raise UserError(f"{problem}: {error}; check the spelling of the path or id") from error
@@ -515,7 +518,7 @@ def _rename_splits(raw_splits: dict[str, Any], name: str) -> tuple[dict[str, Any
     )
 
 
-def hub_commit(repo: str) -> str | None:
+def read_hub_commit(repo: str) -> str | None:
     """Return the current commit of a Hub data set; errors of huggingface_hub are passed on."""
     from huggingface_hub import HfApi
 
@@ -665,12 +668,12 @@ def encode_images(
     image = Image(decode=False)
     if leaf == storage:
         return {split: table.cast_column(column, image) for split, table in splits.items()}
-    subject = f"the column '{column}' of '{name}'"
+    location = f"the column '{column}' of '{name}'"
     low = 0
     high = 255
     if not may_read_twice and not (leaf == pa.uint8() or pa.types.is_boolean(leaf)):
         raise UserError(
-            f"{subject} holds pixels as {leaf}, whose range is unknown before all are read; leave --streaming out"
+            f"{location} holds pixels as {leaf}, whose range is unknown before all are read; leave --streaming out"
         )
     if may_read_twice and (pa.types.is_integer(leaf) or pa.types.is_floating(leaf)):
         batches = (batch for table in splits.values() for batch in table.with_format("arrow").iter(1000))
@@ -680,7 +683,7 @@ def encode_images(
         low = min(extremes, default=0)
         high = max(extremes, default=0)
         notes += note_dark_images(high, 8) if pa.types.is_integer(leaf) else []
-    encode = functools.partial(_encode_pixels, column=column, where=subject, low=low, high=high)
+    encode = functools.partial(_encode_pixels, column=column, where=location, low=low, high=high)
     encoded: dict[str, Any] = {}
     for split, table in splits.items():
         if isinstance(table, Dataset):
@@ -783,7 +786,7 @@ class StreamReader:
             if stored_image.get("bytes") is None and stored_image.get("path") is not None and self.source is not None:
                 _refuse_foreign(self.source, stored_image.get("path"))
             scan, image = open_image(stored_image, "")
-            problem = scan.problem_below(self.min_size)
+            problem = scan.find_problem(self.min_size)
             if problem is None:
                 if raw_label not in self.labels.numbers:
                     self.labels.get_number(raw_label, f"image '{self._names(scan)[0]}'")
@@ -792,10 +795,10 @@ class StreamReader:
                 continue
             if not self.skip_bad_images:
                 raise_bad_image(replace(scan, name=self._names(scan)[0]), problem)
-            for name in map(short_name, self._names(scan)):
+            for name in map(shorten_path, self._names(scan)):
                 if name not in self.skipped:  # the stream is read again in every epoch
                     self.skipped.append(name)
-                    logger.warning("skipped the unreadable image %s", one_line(name))
+                    logger.warning("skipped the unreadable image %s", to_one_line(name))
         return {"image": images, "label": labels}
 
     def _is_in_split(self, stored_image: Mapping[str, Any]) -> bool:
@@ -805,14 +808,13 @@ class StreamReader:
         content: bytes | None = stored_image.get("bytes")
         if content is None:  # one split must report the unreadable file, so its path is hashed instead
             content = str(stored_image.get("path")).encode()
-        digest = hashlib.sha256(content).hexdigest()
-        return assign_split(digest, self.missing, seed=self.seed) == self.split
+        return assign_split(hashlib.sha256(content).hexdigest(), self.missing, seed=self.seed) == self.split
 
     def _names(self, scan: ImageScan) -> list[str]:
         """Return file and row of an image and of its duplicates; else its path, or its split and digest."""
         positions: list[str] = []
         if self.source is not None and self.source.kind in ("parquet", "webdataset"):
-            positions_by_digest = _locate_images(self.source.kind, tuple(self.source.named_files()), self.columns.image)
+            positions_by_digest = _locate_images(self.source.kind, tuple(self.source.name_files()), self.columns.image)
             positions = positions_by_digest.get(scan.digest, [])
         return positions or [scan.name or f"of split {self.split} with SHA-256 {scan.digest[:12]}"]
 

@@ -49,7 +49,9 @@ class ScanMemory:
     def __init__(self, source: DataSource, split: str, column: str | None, decode: bool) -> None:
         files = (source.files.get(split, ()), *source.folder.get(split, {}).values())
         paths = [str(path) for part in files for path in part]
-        self.count, self.note, self._decode = 0, "", decode
+        self.count = 0
+        self.note = ""
+        self._decode = decode
         self._is_off = bool(os.environ.get(OFF)) or not paths or is_store_url(paths[0])
         self._keys: dict[int, bytes] = {}
         self._recalled = set[int]()
@@ -60,7 +62,7 @@ class ScanMemory:
             return
         is_table = source.kind in ("parquet", "webdataset", "idx")
         # Of all splits, as the range of numbers in all of them decides how pixels without a file are encoded.
-        table_files = [str(path) for _, path in source.named_files()]
+        table_files = [str(path) for _, path in source.name_files()]
         self._table_state = _describe_files(table_files, self._start) if is_table else None
         if self._table_state and column is not None:
             self._table_state += f"\n{column}"

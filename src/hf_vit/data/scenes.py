@@ -21,8 +21,8 @@ import numpy as np
 from PIL import Image
 
 from hf_vit.data.annotations import Annotation, Target, find_tight_box, summarize_mask, summarize_objects
-from hf_vit.data.augmentation import random_keys, uniforms
-from hf_vit.data.builtin import SPLIT_NUMBERS, Builtin, encode_netpbm, parse_numbers, photograph_tiles, refuse_large
+from hf_vit.data.augmentation import draw_uniforms, make_random_keys
+from hf_vit.data.builtin import SPLIT_NUMBERS, Builtin, cut_photographs, encode_netpbm, parse_numbers, refuse_large
 from hf_vit.data.images import ImageScan
 from hf_vit.errors import UserError
 
@@ -103,8 +103,8 @@ class Scenes:
 
     def render(self, split: str, number: int, size: int) -> Scene:
         """Return a scene of `size` px a side; its content depends neither on the size nor on the number of images."""
-        key = random_keys(self.seed, SPLIT_NUMBERS[split], np.asarray([number], dtype=np.uint64))
-        draws = uniforms(key, _BACKGROUND_DRAWS + _ATTEMPTS[self.clutter] * _DRAWS)[0].tolist()
+        key = make_random_keys(self.seed, SPLIT_NUMBERS[split], np.asarray([number], dtype=np.uint64))
+        draws = draw_uniforms(key, _BACKGROUND_DRAWS + _ATTEMPTS[self.clutter] * _DRAWS)[0].tolist()
         image = _draw_background(split, draws[:_BACKGROUND_DRAWS], size)
         shape_count = 1 + int(draws[0] * _MAX_SHAPES[self.clutter])
         shape_draws = [draws[start : start + _DRAWS] for start in range(_BACKGROUND_DRAWS, len(draws), _DRAWS)]
@@ -132,13 +132,13 @@ class Scenes:
         from datasets import Dataset, Features
         from datasets import Image as ImageFeature
 
-        from hf_vit.data.mask_features import ClassMask, object_features
+        from hf_vit.data.mask_features import ClassMask, make_object_features
 
         if target == "label":
             raise UserError("scenes have masks and objects, but no labels; add --task segmentation or --task detection")
         refuse_large(self.name, self.count("train"), size, "ask for fewer or smaller ones")
         names = ["background", *SHAPES] if target == "mask" else list(SHAPES)
-        annotation_type = ClassMask() if target == "mask" else object_features(names, ImageFeature())
+        annotation_type = ClassMask() if target == "mask" else make_object_features(names, ImageFeature())
         features = Features({"image": ImageFeature(), target: annotation_type})
         make_row = _make_mask_row if target == "mask" else _make_object_row
         splits: dict[str, Dataset] = {}
@@ -183,7 +183,7 @@ def _make_object_row(scene: Scene) -> "tuple[dict[str, Any], Annotation]":
     return {"objects": objects}, annotation
 
 
-def _pixel_centers(size: int) -> "tuple[_Floats, _Floats]":
+def _compute_pixel_centers(size: int) -> "tuple[_Floats, _Floats]":
     """Return the horizontal and vertical position of every pixel center, [H, W] each, from 0 to 1."""
     middles = (np.arange(size) + 0.5) / size
     return np.broadcast_to(middles[None, :], (size, size)), np.broadcast_to(middles[:, None], (size, size))
@@ -210,7 +210,7 @@ def _place_shape(
     They are counted from the shape's center in units of its radius. Of the shape's random numbers, 1 sets the radius, 2
     and 3 the center, and 4 the rotation.
     """
-    x, y = _pixel_centers(size)
+    x, y = _compute_pixel_centers(size)
     smallest, largest = _RADII[clutter]
     radius = smallest + (largest - smallest) * draws[1]
     border = 0.1 if clutter else _CORNER_RADIUS * radius
@@ -233,7 +233,8 @@ def _place_shape(
 
 def _color_shape(draws: list[float], across: "_Floats", down: "_Floats", clutter: int) -> "NDArray[np.uint8]":
     """Return the colors of a shape, [H, W, 3]: one color or, with clutter, stripes or checks of two."""
-    kind, period = int(draws[5] * 4) * clutter, 0.3 + 0.5 * draws[6]
+    kind = int(draws[5] * 4) * clutter
+    period = 0.3 + 0.5 * draws[6]
     first, second = (np.asarray([int(256 * value) for value in draws[start : start + 3]]) for start in (7, 10))
     stripes = np.floor(across / period).astype(np.int64)
     checks = stripes + np.floor(down / period).astype(np.int64)
@@ -246,14 +247,13 @@ def _draw_background(split: str, draws: list[float], size: int) -> "NDArray[np.u
     if draws[1] < 0.7:
         tiles = _load_tiles(split)
         tile = tiles[int(draws[2] * len(tiles))]
-        shorter = min(tile.size)
-        side = max(1, int(shorter * (0.5 + 0.5 * draws[3])))
+        side = max(1, int(min(tile.size) * (0.5 + 0.5 * draws[3])))
         left = int((tile.width - side + 1) * draws[4])
         top = int((tile.height - side + 1) * draws[5])
         crop = tile.crop((left, top, left + side, top + side))
         return np.array(crop.resize((size, size), Image.Resampling.BILINEAR))
     if draws[1] < 0.85:
-        x, y = _pixel_centers(size)
+        x, y = _compute_pixel_centers(size)
         first, second = (np.asarray([int(256 * value) for value in draws[start : start + 3]]) for start in (2, 5))
         across, _ = _rotate(x, y, 4 * draws[8])
         stripes = np.floor(across / (0.05 + 0.2 * draws[9])).astype(np.int64) % 2
@@ -266,4 +266,4 @@ def _draw_background(split: str, draws: list[float], size: int) -> "NDArray[np.u
 
 @functools.lru_cache(maxsize=len(SPLIT_NUMBERS))
 def _load_tiles(split: str) -> list[Image.Image]:
-    return list(photograph_tiles(split))
+    return list(cut_photographs(split))

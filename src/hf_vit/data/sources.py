@@ -59,9 +59,9 @@ class DataSource:
     @cached_property
     def may_name_files(self) -> bool:
         """Whether tables may name local image files; only local tables may."""
-        return self.kind != "hub" and not any(is_store_url(path) for _, path in self.named_files())
+        return self.kind != "hub" and not any(is_store_url(path) for _, path in self.name_files())
 
-    def named_files(self) -> Iterator[tuple[str, Path]]:
+    def name_files(self) -> Iterator[tuple[str, Path]]:
         """Yield every file with its name for messages: split/file, or split/class/file of a class folder."""
         for split, paths in self.files.items():
             for path in paths:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hf_vit.data.labels import classes_of
+from hf_vit.data.labels import list_classes
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _divide_proportionally(weights: Sequence[int], total: int, room: Sequence[in
     return counts
 
 
-def missing_splits(present: Sequence[str]) -> list[str]:
+def list_missing_splits(present: Sequence[str]) -> list[str]:
     """Return the splits that have to be cut from "train"; none if "train" itself is missing."""
     return [name for name in SPLITS if name not in present] if "train" in present else []
 
@@ -120,7 +120,7 @@ def cut_rows(
     """
     contents_of: dict[int, set[str]] = {}  # class number -> digests of its images
     for digest, label in zip(digests, labels, strict=True):
-        for number in classes_of(label):
+        for number in list_classes(label):
             contents_of.setdefault(number, set()).add(digest)
     _refuse_small_classes(contents_of, label_names, missing)
     classes = {

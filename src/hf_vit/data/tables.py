@@ -13,9 +13,9 @@ import numpy as np
 
 from hf_vit.data.annotations import Target, encode_mask, summarize_mask, summarize_objects
 from hf_vit.data.files import FileNames
-from hf_vit.data.images import ImageScan, image_problem
+from hf_vit.data.images import ImageScan, describe_image_problem
 from hf_vit.data.labels import normalize_label, normalize_name, summarize_names
-from hf_vit.data.reading import NamedColumns, RawTables, encode_images, image_table, refuse_foreign_images
+from hf_vit.data.reading import NamedColumns, RawTables, encode_images, make_image_table, refuse_foreign_images
 from hf_vit.data.sources import DataSource
 from hf_vit.data.splits import SPLITS, split_name
 from hf_vit.errors import UserError
@@ -112,16 +112,17 @@ class MaskTables(ImageTables):
         try:
             mask = self.masks[split][row]["mask"]
         except UserError as error:  # its text names the mask
-            return replace(scan, problem=f"has {image_problem(error)}")
+            return replace(scan, problem=f"has {describe_image_problem(error)}")
         except Exception as error:
-            return replace(scan, problem=f"has a mask that {image_problem(error)}")
+            return replace(scan, problem=f"has a mask that {describe_image_problem(error)}")
         if mask is None:
             return replace(scan, problem="has no mask; add a mask with the same name")
         if (mask.height, mask.width) != (scan.height, scan.width):
             contrast = f"{mask.height}x{mask.width} px, but is {scan.height}x{scan.width} px{_explain_size(scan)}"
             return replace(scan, problem=f"has a mask of {contrast}; both must have the same size")
         annotation = summarize_mask(np.asarray(mask))
-        names, highest = self.label_names, max(annotation.amounts, default=0)
+        names = self.label_names
+        highest = max(annotation.amounts, default=0)
         if names and highest >= len(names):  # without names every number is a class
             class_range = f"classes 0 to {len(names) - 1} ({summarize_names(names)}), and 255 for ignored pixels"
             return replace(scan, problem=f"has a mask with the class {highest}; there are {class_range}")
@@ -136,7 +137,8 @@ class MaskTables(ImageTables):
         """Raise a UserError if the training masks hold only one class."""
         super().conclude(scans)
         train = scans.get("train", ())
-        if len(classes := _find_classes(train)) == 1:
+        classes = _find_classes(train)
+        if len(classes) == 1:
             pixels = sum(scan.height * scan.width for scan in train if scan.annotation)
             has_ignored = sum(sum(scan.annotation.amounts.values()) for scan in train if scan.annotation) < pixels
             remedy = "255 is ignored, so write objects with 1 instead" if has_ignored else "annotate a second class"
@@ -215,10 +217,10 @@ class ObjectTables(ImageTables):
         """Return these rows of a split with their checked objects in the column "objects"."""
         from datasets import Dataset, Features, concatenate_datasets
 
-        from hf_vit.data.mask_features import RunLengthMask, object_features
+        from hf_vit.data.mask_features import RunLengthMask, make_object_features
 
         mask_type = RunLengthMask() if self.with_masks else None
-        features = Features({"objects": object_features(self.label_names or [], mask_type)})
+        features = Features({"objects": make_object_features(self.label_names or [], mask_type)})
         objects = Dataset.from_dict({"objects": [self._checked[split, row] for row in rows]}, features=features)
         return concatenate_datasets([super().select_rows(split, rows), objects], axis=1)
 
@@ -391,7 +393,8 @@ def _list_categories(raw: Mapping[str, list[RawObjects | str]], name: str) -> li
 
 def _select_annotated(opened: RawTables, column: str, name: str) -> "tuple[dict[str, Dataset], list[str]]":
     """Return the splits that have values in `column` and the notes; published test splits often have none."""
-    splits, notes = dict(opened.splits), [*opened.notes]
+    splits = dict(opened.splits)
+    notes = [*opened.notes]
     for split, table in opened.splits.items():
         if split != "train" and table.data.column(column).null_count == len(table):
             notes.append(f"split '{split}' of '{name}' was left out, because '{column}' is empty there")
@@ -520,7 +523,7 @@ def _read_mask_folder(source: DataSource) -> MaskTables:
         if spare_masks:
             example = min(spare_masks.values()).name
             notes.append(f"{len(spare_masks)} masks of {split} have no image of the same name, such as {example}")
-        images[split] = image_table(image_files)
+        images[split] = make_image_table(image_files)
         mask_fields = [None if path is None else {"bytes": None, "path": str(path)} for path in mask_paths]
         masks[split] = Dataset.from_dict({"mask": mask_fields}, features=feature)
     return MaskTables(images, names, notes, masks=masks)
@@ -585,7 +588,7 @@ def _read_coco(source: DataSource) -> ObjectTables:
         folder = _find_image_folder(source.root, path, split, files, file_name, names)
         paths = [names.find(folder / file) for file in files]
         source.folder[split] = {"": paths}
-        images[split] = image_table(paths)
+        images[split] = make_image_table(paths)
         objects[split] = _group_objects(lists["annotations"], image_entries, file_name)
         sizes_of_entries = [(image.get("height"), image.get("width")) for image in image_entries.values()]
         sizes[split] = [(h, w) if isinstance(h, int) and isinstance(w, int) else None for h, w in sizes_of_entries]
@@ -621,7 +624,8 @@ def _parse_coco(path: Path, file_name: str) -> Mapping[str, list[Any]]:
 def _add_categories(categories: dict[Any, str], entries: Sequence[Mapping[str, Any]], file_name: str) -> None:
     """Add the categories of a split; raise UserError if two splits disagree on a name or two ids share one."""
     for entry in entries:
-        number, name = entry["id"], normalize_name(str(entry["name"]))
+        number = entry["id"]
+        name = normalize_name(str(entry["name"]))
         if categories.setdefault(number, name) != name:
             raise UserError(
                 f"category {number} is named '{name}' in {file_name}, but '{categories[number]}' in another file; "

@@ -185,7 +185,8 @@ class Tiles:
         """Return whether each of n boxes, [n, 4] px of the image, is within 1 px of an inner edge of its tile."""
         height, width = self.image_size
         inner = [tile[0] > 0, tile[1] > 0, tile[2] < width, tile[3] < height]
-        edges, is_inner = boxes.new_tensor(tile), torch.tensor(inner, device=boxes.device)
+        edges = boxes.new_tensor(tile)
+        is_inner = torch.tensor(inner, device=boxes.device)
         return (((boxes - edges).abs() <= 1) & is_inner).any(-1)
 
 

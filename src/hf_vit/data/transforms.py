@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from hf_vit.data.annotations import IGNORED, Target
-from hf_vit.data.augmentation import AugmentationConfig, Augmenter, Seeded, random_keys, seeded
+from hf_vit.data.augmentation import AugmentationConfig, Augmenter, Seeded, make_random_keys, seeded
 from hf_vit.data.images import decode_image, map_in_threads
-from hf_vit.errors import UserError, first_line
+from hf_vit.errors import UserError, get_first_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,7 +73,8 @@ class _RandomTransform:
     mixable = True
 
     def __init__(self, augmentation: AugmentationConfig | None, seed: int) -> None:
-        self.augmentation, self.seed = augmentation or AugmentationConfig(), seed
+        self.augmentation = augmentation or AugmentationConfig()
+        self.seed = seed
         # In shared memory, so that persistent loader workers see the next epoch too; -1 before `set_epoch`.
         self._epoch = torch.tensor(-1).share_memory_()
 
@@ -86,7 +87,7 @@ class _RandomTransform:
         epoch = int(self._epoch)
         if epoch < 0:
             return torch.randint(2**63 - 1, (len(indices),)).numpy().astype(np.uint64)
-        return random_keys(self.seed, epoch, indices)
+        return make_random_keys(self.seed, epoch, indices)
 
 
 class EvalTransform(_FixedTransform):
@@ -114,10 +115,10 @@ class EvalTransform(_FixedTransform):
             except ValueError as error:
                 raise UserError(
                     "the image processor cannot put images of different sizes into a batch "
-                    f"({first_line(error):.200}); set do_resize or do_center_crop in preprocessor_config.json"
+                    f"({get_first_line(error):.200}); set do_resize or do_center_crop in preprocessor_config.json"
                 ) from error
         with torch.inference_mode(False):  # other threads must not write to inference tensors
-            values = torch.empty(len(images), 3, *input_size(self.processor))
+            values = torch.empty(len(images), 3, *get_input_size(self.processor))
             map_in_threads(partial(_decode_and_transform, self._direct), images, values)
         return values
 
@@ -152,13 +153,13 @@ class TrainTransform(_RandomTransform):
         if self.augmentation.scale_jitter is not None:
             raise UserError("the augmentation scale_jitter needs segmentation or detection; use random_resized_crop")
         self.processor = processor
-        size, interpolation = input_size(processor), get_interpolation(processor)
-        self._augment = Augmenter(self.augmentation, size, interpolation, mean_color(processor))
+        size = get_input_size(processor)
+        self._augment = Augmenter(self.augmentation, size, get_interpolation(processor), compute_mean_color(processor))
         self._distort = Seeded(distort, 2) if distort else None
         # Normal noise in every pixel of normalized images, as in DeiT (arXiv 2012.12877, table 9).
         erasing = self.augmentation.random_erasing
         self._erase = Seeded(v2.RandomErasing(erasing, value=cast(Any, "random")), 3) if erasing else None
-        self._factor, self._offset = scaling(processor)
+        self._factor, self._offset = compute_scaling(processor)
 
     @property
     def keeps_pixels(self) -> bool:
@@ -191,7 +192,7 @@ class TrainTransform(_RandomTransform):
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         prepared = self.prepare(batch["image"])
-        indices = np.asarray([_content_key(image) for image in prepared], dtype=np.uint64)
+        indices = np.asarray([_hash_content(image) for image in prepared], dtype=np.uint64)
         return {"pixel_values": list(self.finish(prepared, indices)), "label": list(batch["label"])}
 
 
@@ -235,7 +236,8 @@ class OwnShapeTrainTransform(TrainTransform):
                 "their shape (max_num_patches); choose another recipe, or another size with --image-size"
             )
         super().__init__(processor, replace(augmentation, random_resized_crop=None), seed)
-        self.patch, self._scale = patch, augmentation.random_resized_crop
+        self.patch = patch
+        self._scale = augmentation.random_resized_crop
         self._crop = Seeded(self._crop_at_random)
 
     def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
@@ -288,11 +290,11 @@ def keeps_shapes(processor: Any) -> bool:
     return getattr(processor, "max_num_patches", None) is not None
 
 
-def refuse_own_shapes(processor: Any, subject: str, *_: Any) -> None:
+def refuse_own_shapes(processor: Any, purpose: str, *_: Any) -> None:
     """Raise a UserError if an image processor keeps the shape of images, where all are needed in one size."""
     if keeps_shapes(processor):
         raise UserError(
-            f"{subject} needs images of one size, but the model's image processor keeps their shape; remove "
+            f"{purpose} needs images of one size, but the model's image processor keeps their shape; remove "
             "max_num_patches from preprocessor_config.json to resize all images to one size"
         )
 
@@ -303,15 +305,15 @@ def fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: in
     Sides are rounded up to whole patches; the scale is found to 1e-5 and is at most 100.
     """
 
-    def scaled_grid(scale: float) -> tuple[int, int]:
+    def scale_grid(scale: float) -> tuple[int, int]:
         h, w = (max(1, math.ceil(side * scale / px)) for side, px in zip(size, patch, strict=True))
         return h, w
 
     low, high = 1e-6, 100.0
     while high - low >= 1e-5:
         scale = (low + high) / 2
-        low, high = (scale, high) if math.prod(scaled_grid(scale)) <= max_num_patches else (low, scale)
-    return scaled_grid(low)
+        low, high = (scale, high) if math.prod(scale_grid(scale)) <= max_num_patches else (low, scale)
+    return scale_grid(low)
 
 
 def fill_patches(
@@ -322,7 +324,8 @@ def fill_patches(
     The processor itself resizes, as its rounding differs from Pillow's; `steps` are further arguments of it.
     """
     if isinstance(image, torch.Tensor):
-        sides, steps = (image.shape[1], image.shape[2]), {**steps, "input_data_format": "channels_first"}
+        sides = (image.shape[1], image.shape[2])
+        steps = {**steps, "input_data_format": "channels_first"}
     else:
         sides = image.height, image.width
     h, w = fill_grid(sides, patch, max_num_patches)
@@ -344,7 +347,7 @@ def pad_to_patches(images: Sequence[torch.Tensor], patch: tuple[int, int]) -> "B
     return BatchFeature({"pixel_values": pixel_values, "patch_attention_mask": mask})
 
 
-def input_size(processor: Any) -> tuple[int, int]:
+def get_input_size(processor: Any) -> tuple[int, int]:
     """Return the (height, width) px of the processor's output."""
     crop = processor.crop_size if getattr(processor, "do_center_crop", None) else None
     size = crop or processor.size
@@ -356,7 +359,7 @@ def input_size(processor: Any) -> tuple[int, int]:
     return int(size["height"]), int(size["width"])
 
 
-def pixel_scale(processor: Any, channels: int = 3) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
+def get_pixel_scale(processor: Any, channels: int = 3) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
     """Return factor, mean and std of a processor, which maps x in 0..255 to (x * factor - mean) / std."""
     factor = processor.rescale_factor if getattr(processor, "do_rescale", True) else 1.0
     is_normalized = getattr(processor, "do_normalize", True)
@@ -373,22 +376,22 @@ def pixel_scale(processor: Any, channels: int = 3) -> tuple[float, tuple[float, 
     return float(factor), per_channel(mean), per_channel(std)
 
 
-def mean_color(processor: Any) -> tuple[int, ...]:
+def compute_mean_color(processor: Any) -> tuple[int, ...]:
     """Return the color 0..255 that the processor maps to 0; augmentation fills borders with it."""
-    factor, mean, _ = pixel_scale(processor)
+    factor, mean, _ = get_pixel_scale(processor)
     return tuple(min(255, max(0, round(value / factor))) for value in mean)
 
 
-def scaling(processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def compute_scaling(processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return factor and offset, [3, 1, 1] each, so that x * factor + offset is the processor's scaling."""
-    factor, mean, std = pixel_scale(processor)
+    factor, mean, std = get_pixel_scale(processor)
     std_tensor = torch.tensor(std)[:, None, None]
     return factor / std_tensor, -torch.tensor(mean)[:, None, None] / std_tensor
 
 
 def _resize_to_cover(image: Image.Image, processor: Any) -> Image.Image:
     """Resize an image with its aspect ratio to the smallest size that covers the model's size."""
-    height, width = input_size(processor)
+    height, width = get_input_size(processor)
     scale = max(height / image.height, width / image.width)
     size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
     return image.resize(size, Image.Resampling(processor.resample))
@@ -420,9 +423,10 @@ class _DirectPillow:
     """Resize an RGB image with Pillow, scale it with torch, and write it to `output`, [3, H, W] float32."""
 
     def __init__(self, processor: Any) -> None:
-        height, width = input_size(processor)
-        self.size, self.resample = (width, height), Image.Resampling(processor.resample)
-        self.factor, self.offset = scaling(processor)
+        height, width = get_input_size(processor)
+        self.size = (width, height)
+        self.resample = Image.Resampling(processor.resample)
+        self.factor, self.offset = compute_scaling(processor)
 
     def __call__(self, image: Image.Image, output: torch.Tensor) -> torch.Tensor:
         pixels = torch.from_numpy(np.array(image.resize(self.size, self.resample))).permute(2, 0, 1)
@@ -433,8 +437,9 @@ class _DirectTorchvision:
     """Resize and scale an RGB image with torchvision, with exactly the values of transformers' processor."""
 
     def __init__(self, processor: Any) -> None:
-        self.size, self.interpolation = list(input_size(processor)), get_interpolation(processor)
-        factor, *mean_and_std = pixel_scale(processor)
+        self.size = list(get_input_size(processor))
+        self.interpolation = get_interpolation(processor)
+        factor, *mean_and_std = get_pixel_scale(processor)
         self.mean, self.std = ((torch.tensor(values) * (1.0 / factor))[:, None, None] for values in mean_and_std)
 
     def __call__(self, image: Image.Image, output: torch.Tensor) -> torch.Tensor:
@@ -457,7 +462,7 @@ def _share_pixels(image: Image.Image) -> torch.Tensor:
     return torch.from_dlpack(shared.values).reshape(image.height, image.width, -1)
 
 
-def _content_key(image: torch.Tensor) -> int:
+def _hash_content(image: torch.Tensor) -> int:
     """Return a checksum of about 32x32 pixels of an image [3, H, W], which identifies it."""
     rows, columns = (max(1, side // 32) for side in image.shape[1:])
     return zlib.crc32(image[:, ::rows, ::columns].contiguous().numpy().tobytes())
@@ -526,7 +531,7 @@ class DenseTrainTransform(_RandomTransform):
         super().__init__(augmentation, seed)
         self.target: Target = target
         self._steps = _compose_steps(self.augmentation, processor, target)
-        self._factor, self._offset = scaling(processor)
+        self._factor, self._offset = compute_scaling(processor)
 
     def prepare(self, rows: Mapping[str, Sequence[Any]]) -> list[Example]:
         """Do the part without random numbers: decode images and annotations in their original size."""
@@ -589,8 +594,9 @@ def _compose_steps(augmentation: AugmentationConfig, processor: "BaseImageProces
     from torchvision.tv_tensors import Mask
 
     refuse_image_only(augmentation)
-    size, interpolation = input_size(processor), get_interpolation(processor)
-    fill: Any = {Pixels: mean_color(processor), Mask: IGNORED if target == "mask" else 0}
+    size = get_input_size(processor)
+    interpolation = get_interpolation(processor)
+    fill: Any = {Pixels: compute_mean_color(processor), Mask: IGNORED if target == "mask" else 0}
     steps: list[Any] = []
     if augmentation.scale_jitter is not None:
         steps += [

@@ -72,8 +72,8 @@ def evaluate(
     except UserError as error:
         measured = ", ".join(f"{name} {percent(value)}" for name, value in run.result.headline().items())
         raise UserError(f"{error} (the results are: {measured})") from error
-    if run.examination.subject.folder is not None:
-        refresh_card(run.examination.subject.folder)
+    if run.examination.loaded.folder is not None:
+        refresh_card(run.examination.loaded.folder)
     return run
 
 
@@ -137,26 +137,25 @@ def predict(
             options |= {"threshold": threshold, "tiles": tiles}
             predictions = iterate_predictions(load_model(model, device), image_paths, **options)
             return list(predictions) if output is None else write_dense_predictions(predictions, output)
-        subject = load_model(model, device if ray is None else "cpu", as_classifier=True)
-        reason = find_regression_reason(subject.model)
+        loaded = load_model(model, device if ray is None else "cpu", as_classifier=True)
+        reason = find_regression_reason(loaded.model)
         if report is not None and reason is not None:
             report(
-                f"{subject.name} is a regression model ({reason}), so its scores are predicted values, not "
-                "probabilities"
+                f"{loaded.name} is a regression model ({reason}), so its scores are predicted values, not probabilities"
             )
         if max_num_patches is None and not draft:
-            max_num_patches = find_max_patches(subject)
+            max_num_patches = find_max_patches(loaded)
         if max_num_patches is not None:
-            subject = keep_image_sizes(subject, max_num_patches)
+            loaded = keep_image_sizes(loaded, max_num_patches)
             optimize = False
         count = sum(1 for _ in list_image_files(image_paths)) if optimize and is_named else None
-        engine, remote = prepare_engine(subject, model, count, ray, optimize=optimize, max_num_patches=max_num_patches)
+        engine, remote = prepare_engine(loaded, model, count, ray, optimize=optimize, max_num_patches=max_num_patches)
         if engine is not None and report is not None:
             report(describe_engine(engine))
         options |= {"top": top, "draft": draft, "remote": remote}
         if output is not None:
-            return write_predictions(subject, image_paths, output, **options)
-        return list(iterate_predictions(subject, image_paths, **options))
+            return write_predictions(loaded, image_paths, output, **options)
+        return list(iterate_predictions(loaded, image_paths, **options))
 
 
 def _check_prediction_options(is_dense: bool, tiles: bool, draft: bool, max_num_patches: int | None) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from hf_vit.display import Displayed
-from hf_vit.environment import hardware, versions
+from hf_vit.environment import list_versions, read_hardware
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import (
     NamedModel,
@@ -163,8 +163,8 @@ def embed(
         splits: splits of the data; by default all.
         predictions: write the most likely classes instead of embeddings.
         top: number of classes per image.
-        features, layers, norm: other features than the head's input, see `hf_vit.loading.outputs.layer_features`; of
-            "patches" an embedding is a list of vectors, row by row. May not change when a call is resumed.
+        features, layers, norm: other features than the head's input, see `hf_vit.loading.outputs.read_layer_features`;
+            of "patches" an embedding is a list of vectors, row by row. May not change when a call is resumed.
         num_processes: number of processes with a model, and a GPU if there are enough; by default 1, or with Ray one
             for every GPU or, without GPUs, every machine.
         batch_size: images per forward pass; affects the last digits, so it may not change when a call is resumed.
@@ -181,11 +181,10 @@ def embed(
     """
     from hf_vit.data import load_data
 
-    if min(top, batch_size, rows_per_file, 1 if num_processes is None else num_processes) < 1:
-        raise UserError(
-            f"--top {top}, --batch-size {batch_size}, --rows-per-file {rows_per_file} and --num-processes "
-            "must be at least 1; give larger numbers"
-        )
+    numbers = {"top": top, "batch-size": batch_size, "rows-per-file": rows_per_file, "num-processes": num_processes}
+    for option, number in numbers.items():
+        if number is not None and number < 1:
+            raise UserError(f"--{option} {number} is too small; give at least 1")
     if draft and (streaming or max_num_patches is not None):
         raise UserError("--draft cannot be combined with --streaming or --max-num-patches; leave --draft out")
     folder = _open_output(data, output)
@@ -194,12 +193,12 @@ def embed(
     settings = _set_features(settings, FeatureChoice.parse(features, layers, norm))
     with open_runner(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
-        subject = _load(named_model, settings, device if ray is None else "cpu")
+        loaded = _load(named_model, settings, device if ray is None else "cpu")
         if not draft:
-            subject, named_model, settings = _keep_shapes(subject, named_model, settings)
+            loaded, named_model, settings = _keep_shapes(loaded, named_model, settings)
         images = load_data(
             data,
-            image_size=subject.image_size,
+            image_size=loaded.image_size,
             streaming=streaming,
             skip_bad_images=skip_bad_images,
             seed=seed,
@@ -209,11 +208,11 @@ def embed(
         )
         selected = list(dict.fromkeys(splits or images.splits))
         if optimize and features is None and settings.max_num_patches is None and not (ray is not None and ray.gpus):
-            engine = _select_engine(subject, images, selected, folder)
+            engine = _select_engine(loaded, images, selected, folder)
             named_model, settings = replace(named_model, engine=engine), replace(settings, engine=engine)
         if draft:
-            settings = replace(settings, draft_side=subject.draft_side)
-        manifest = _make_manifest(subject, images, selected, settings)
+            settings = replace(settings, draft_side=loaded.draft_side)
+        manifest = _make_manifest(loaded, images, selected, settings)
         parts = [part for split in selected for part in _make_parts(images, split, rows_per_file)]
         with folder.lock():  # otherwise two calls at once could both find no manifest, and mix their files
             _write_or_check_manifest(folder, manifest)
@@ -221,14 +220,14 @@ def embed(
         missing = [part for part in parts if part.name not in finished_files]
         job = Job.from_data(named_model, images, selected, settings)
         if ray is not None:
-            finished_parts = _write_on_ray(replace(ray, model=named_model), job, missing, subject, folder)
+            finished_parts = _write_on_ray(replace(ray, model=named_model), job, missing, loaded, folder)
         elif (num_processes or 1) > 1:
-            del subject  # every process loads the model
+            del loaded  # every process loads the model
             finished_parts = _write_in_processes(job, missing, min(num_processes or 1, len(missing)), device, folder)
         else:
             if missing and settings.engine is not None:
-                make_faster(subject, settings.engine)
-            finished_parts = (job.process(part, subject, folder) for part in missing)
+                make_faster(loaded, settings.engine)
+            finished_parts = (job.process(part, loaded, folder) for part in missing)
         done_before = len(parts) - len(missing)
         skipped = set[str]()
         for number, skipped_in_part in enumerate(finished_parts, start=done_before + 1):
@@ -263,50 +262,48 @@ def _set_features(settings: Settings, choice: FeatureChoice | None) -> Settings:
 
 
 def _write_on_ray(
-    ray: "RayRunner", job: "Job", parts: Sequence["Part"], subject: "LoadedModel", folder: "OutputFolder"
+    ray: "RayRunner", job: "Job", parts: Sequence["Part"], loaded: "LoadedModel", folder: "OutputFolder"
 ) -> Iterator[list[str]]:
     """Run the model on Ray and write the parts in this process; yield the names of skipped images of every part."""
-    for number, numbered_answers in groupby(ray.run(job, parts, subject), key=itemgetter(0)):
-        yield job.write(parts[number], (answer for _, answer in numbered_answers), subject, folder)
+    for number, numbered_answers in groupby(ray.run(job, parts, loaded), key=itemgetter(0)):
+        yield job.write(parts[number], (answer for _, answer in numbered_answers), loaded, folder)
 
 
 def _load(model: NamedModel, settings: Settings, device: str | None) -> "LoadedModel":
     """Load the model; raise UserError if it cannot make what is asked for."""
-    subject = model.load(device)
-    refuse_dense(subject.model)
+    loaded = model.load(device)
+    refuse_dense(loaded.model)
     if settings.features is not None:
-        refuse_features(subject.model, settings.choice)
-    if settings.predictions and not subject.label_sets:
+        refuse_features(loaded.model, settings.choice)
+    if settings.predictions and not loaded.label_sets:
         raise UserError(
             f"{model.model} is not a classifier, so it has no predictions; leave --predictions out to write embeddings"
         )
     if settings.predictions:
         remedy = "get its values with hf-vit predict, or leave --predictions out to write embeddings"
-        refuse_regression(subject.model, model.model, "--predictions", remedy)
-    return subject
+        refuse_regression(loaded.model, model.model, "--predictions", remedy)
+    return loaded
 
 
 def _keep_shapes(
-    subject: "LoadedModel", model: NamedModel, settings: Settings
+    loaded: "LoadedModel", model: NamedModel, settings: Settings
 ) -> "tuple[LoadedModel, NamedModel, Settings]":
     """Let a model whose image processor keeps the shape of images do so, unless an option says how."""
     from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 
-    count = find_max_patches(subject) if settings.max_num_patches is None else None
+    count = find_max_patches(loaded) if settings.max_num_patches is None else None
     if count is None:
-        return subject, model, settings
-    subject = keep_image_sizes(subject, count)
-    return subject, replace(model, max_num_patches=count), replace(settings, max_num_patches=count)
+        return loaded, model, settings
+    loaded = keep_image_sizes(loaded, count)
+    return loaded, replace(model, max_num_patches=count), replace(settings, max_num_patches=count)
 
 
-def _select_engine(
-    subject: "LoadedModel", images: "ImageData", splits: list[str], folder: "OutputFolder"
-) -> str | None:
+def _select_engine(loaded: "LoadedModel", images: "ImageData", splits: list[str], folder: "OutputFolder") -> str | None:
     """Return the engine in the manifest of an interrupted call, else the one that pays for the images of all splits."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # `_write_or_check_manifest` reports problems
         return _read_manifest(folder)["settings"].get("engine")
     counts = [images.num_examples(split) for split in splits]
-    return select_engine(subject, None if None in counts else sum(count or 0 for count in counts))
+    return select_engine(loaded, None if None in counts else sum(count or 0 for count in counts))
 
 
 class Part(NamedTuple):
@@ -352,10 +349,10 @@ class Job:
     @classmethod
     def from_data(cls, model: NamedModel, images: "ImageData", splits: list[str], settings: Settings) -> "Job":
         """Return the job of a model and the images of some splits."""
-        from hf_vit.data.fingerprints import short_digests
+        from hf_vit.data.fingerprints import shorten_digests
 
         selected = {split: images.splits[split] for split in splits}
-        digests = {split: short_digests(images.seen[split]) for split in splits if split in images.seen}
+        digests = {split: shorten_digests(images.seen[split]) for split in splits if split in images.seen}
         return cls(model, selected, images.readers, images.label_names, settings, digests)
 
     def batches(self, part: Part, prepare: "Callable[[Sequence[Image]], Any]") -> Iterator[tuple[Any, Rows]]:
@@ -374,9 +371,7 @@ class Job:
             pixel_values, _ = read_and_prepare(images, partial(self._read, part.split), prepare)
             yield pixel_values, Rows(indices, names, labels, skipped)
 
-    def answer(
-        self, pixel_values: "torch.Tensor | BatchFeature | None", rest: Rows, subject: "LoadedModel"
-    ) -> "Answer":
+    def answer(self, pixel_values: "torch.Tensor | BatchFeature | None", rest: Rows, loaded: "LoadedModel") -> "Answer":
         """Run the model on a batch, and return its rows as a table."""
         import pyarrow as pa
         import torch
@@ -385,33 +380,36 @@ class Job:
             return None, rest.skipped
         columns: dict[str, Any] = {"index": rest.indices, "image": rest.images, "label": rest.labels}
         with torch.inference_mode():
-            pixel_values = pixel_values.to(subject.device, subject.dtype)
+            pixel_values = pixel_values.to(loaded.device, loaded.dtype)
             if self.settings.predictions:
-                names, scores = subject.label_sets[0], compute_scores(subject.model, pixel_values)
+                names = loaded.label_sets[0]
+                scores = compute_scores(loaded.model, pixel_values)
                 best = find_largest(scores, self.settings.top)
                 columns["labels"] = [[names[index] for index in row] for row in best.tolist()]
                 columns["probabilities"] = scores.gather(1, best).tolist()
             elif self.settings.features is not None:
-                images = compute_layer_features(subject.model, pixel_values, self.settings.choice)
+                images = compute_layer_features(loaded.model, pixel_values, self.settings.choice)
                 columns["embedding"] = [list(image) if image.ndim > 1 else image for image in images]
             else:
-                columns["embedding"] = list(compute_features(subject.model, pixel_values))
-        return pa.Table.from_pydict(columns, schema=self._make_schema(subject)), rest.skipped
+                columns["embedding"] = list(compute_features(loaded.model, pixel_values))
+        return pa.Table.from_pydict(columns, schema=self._make_schema(loaded)), rest.skipped
 
-    def process(self, part: Part, subject: "LoadedModel", folder: "OutputFolder") -> list[str]:
+    def process(self, part: Part, loaded: "LoadedModel", folder: "OutputFolder") -> list[str]:
         """Run the model on a part in this process and write its file; return the names of skipped images."""
-        answers = (self.answer(*batch, subject) for batch in self.batches(part, subject.prepare))
-        return self.write(part, answers, subject, folder)
+        answers = (self.answer(*batch, loaded) for batch in self.batches(part, loaded.prepare))
+        return self.write(part, answers, loaded, folder)
 
     def write(
-        self, part: Part, answers: "Iterable[Answer]", subject: "LoadedModel", folder: "OutputFolder"
+        self, part: Part, answers: "Iterable[Answer]", loaded: "LoadedModel", folder: "OutputFolder"
     ) -> list[str]:
         """Write the file of a part, which appears when it is complete; return the names of skipped images."""
         import pyarrow as pa
         from pyarrow import parquet
 
-        content, skipped, waiting = pa.BufferOutputStream(), list[str](), list[pa.Table]()
-        with parquet.ParquetWriter(content, self._make_schema(subject)) as writer:
+        content = pa.BufferOutputStream()
+        skipped = list[str]()
+        waiting = list[pa.Table]()
+        with parquet.ParquetWriter(content, self._make_schema(loaded)) as writer:
             for table, left_out in answers:
                 skipped += left_out
                 if table is not None:
@@ -422,7 +420,7 @@ class Job:
         folder.write(part.name, content.getvalue().to_pybytes())
         return skipped
 
-    def _make_schema(self, subject: "LoadedModel") -> "pa.Schema":
+    def _make_schema(self, loaded: "LoadedModel") -> "pa.Schema":
         """Return the columns of the files, with the model's fingerprint as metadata."""
         import pyarrow as pa
 
@@ -432,7 +430,7 @@ class Job:
         else:
             vector = pa.list_(pa.float32())
             fields.append(("embedding", pa.list_(vector) if self.settings.features == "patches" else vector))
-        return pa.schema(fields, metadata={"model": subject.fingerprint})
+        return pa.schema(fields, metadata={"model": loaded.fingerprint})
 
     def _read_rows(self, part: Part) -> "Iterator[tuple[int, str | None, str | None, Any]]":
         """Iterate over (index, name of the image, name of the class, image) of a part, see `_read`."""
@@ -441,7 +439,7 @@ class Job:
             for index, row in enumerate(reader.apply(stream.shard(num_shards=part.total, index=part.number))):
                 yield index, None, self._label(row["label"]), row["image"]
             return
-        from hf_vit.data.images import short_name
+        from hf_vit.data.images import shorten_path
 
         table = undecode_images(self.splits[part.split])
         first = part.number * self.settings.rows_per_file
@@ -450,7 +448,7 @@ class Job:
             rows = table[start : min(last, start + _ROWS_AT_ONCE)]
             for index, (stored_image, label) in enumerate(zip(rows["image"], rows["label"], strict=True), start=start):
                 path = stored_image.get("path")
-                name = short_name(str(path)) if path else None
+                name = shorten_path(str(path)) if path else None
                 yield index, name, self._label(label), (index, stored_image)
 
     def _read(self, split: str, image: "Image | tuple[int, dict[str, Any]]") -> "Image":
@@ -519,18 +517,16 @@ def _start_worker(job: Job, device: str | None, ranks: "Queue[int]", count: int)
 def _process_part(part: Part, folder: "OutputFolder") -> list[str]:
     """Process a part in a worker process."""
     assert _worker is not None
-    job, subject = _worker
-    return job.process(part, subject, folder)
+    job, loaded = _worker
+    return job.process(part, loaded, folder)
 
 
-def _make_manifest(
-    subject: "LoadedModel", images: "ImageData", splits: list[str], settings: Settings
-) -> dict[str, Any]:
+def _make_manifest(loaded: "LoadedModel", images: "ImageData", splits: list[str], settings: Settings) -> dict[str, Any]:
     """Return the part of the manifest that may not change when a call is resumed."""
     # Options that were not given are left out, so that folders of earlier versions can be resumed.
     options = {name: value for name, value in asdict(settings).items() if value is not None}
     manifest: dict[str, Any] = {
-        "model": subject.describe(),
+        "model": loaded.describe(),
         "data": {"name": images.name, "fingerprint": images.fingerprint, "splits": splits},
         "settings": {**options, "streaming": bool(images.readers)},
     }
@@ -587,7 +583,12 @@ def _finish(
             raise UserError(
                 f"{folder}/{part.name} is damaged ({error}); delete it and run the command again"
             ) from error
-    results = {"rows": rows, "seconds": round(seconds, 3), "versions": versions(), "hardware": hardware(device)}
+    results = {
+        "rows": rows,
+        "seconds": round(seconds, 3),
+        "versions": list_versions(),
+        "hardware": read_hardware(device),
+    }
     _write_manifest(folder, manifest | results)
     return rows
 

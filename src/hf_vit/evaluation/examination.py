@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import BatchFeature
 
 from hf_vit.data import ImageData
-from hf_vit.data.fingerprints import hash_file, refuse_changed, short_digests
+from hf_vit.data.fingerprints import hash_file, refuse_changed, shorten_digests
 from hf_vit.data.labels import list_column
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.frame import make_thumbnail
@@ -30,7 +30,7 @@ from hf_vit.evaluation.reading import (
     undecode_images,
 )
 from hf_vit.loading.model import LoadedModel, match_labels
-from hf_vit.loading.outputs import PRE_LOGITS, FeatureChoice, depth_features
+from hf_vit.loading.outputs import PRE_LOGITS, FeatureChoice, compute_depth_features
 from hf_vit.results.facts import DataFact
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Examination:
     """A model and the data to evaluate it on; only a batch of pixels is in memory, never a split.
 
     Attributes:
-        subject: the model, see `load_model`.
+        loaded: the model, see `load_model`.
         data: labeled images, see `load_data`.
         split: the split to evaluate.
         num_images: evaluate only so many images, drawn by `seed` (of a stream the first ones); None for all.
@@ -62,7 +62,7 @@ class Examination:
         choice: the features that protocols read in place of the head's input.
     """
 
-    subject: LoadedModel
+    loaded: LoadedModel
     data: ImageData
     split: str = "test"
     num_images: int | None = None
@@ -86,12 +86,12 @@ class Examination:
     @cached_property
     def model_label_names(self) -> list[str]:
         """The names of the model's classes, in the order of its logits."""
-        if not self.subject.label_sets:
+        if not self.loaded.label_sets:
             raise UserError(
-                f"{self.subject.name} has no class names to compare with the labels; choose --protocol few-shot, "
+                f"{self.loaded.name} has no class names to compare with the labels; choose --protocol few-shot, "
                 "linear-probe or knn, which only need features, or fine-tune it first (hf-vit finetune)"
             )
-        return self.subject.label_names(self.data.label_names)
+        return self.loaded.label_names(self.data.label_names)
 
     @cached_property
     def model_classes(self) -> list[int]:
@@ -134,7 +134,7 @@ class Examination:
         """
         for pixel_values, labels, _ in self.iterate(self._collate(self.model_classes), title=title):
             assert isinstance(pixel_values, torch.Tensor), "protocols that change pixels need images of one size"
-            yield pixel_values, labels.to(self.subject.device)
+            yield pixel_values, labels.to(self.loaded.device)
 
     def iterate_logits(self, split: str, title: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Iterate over (logits [B, K] float32, the model's classes [B]) of a split, on the CPU (K classes)."""
@@ -156,7 +156,7 @@ class Examination:
         rows = self._draw_rows()
         return list(range(len(self.labels(self.split)))) if rows is None else rows
 
-    def file_names(self) -> list[str]:
+    def list_file_names(self) -> list[str]:
         """Return the file name of every image of the evaluated split; raise UserError if images are not files."""
         self.labels(self.split)  # raises for streams
         paths = [row["path"] for row in undecode_images(self.data.split(self.split))["image"]]
@@ -188,10 +188,10 @@ class Examination:
         features, labels = self._compute_features(partial(_compute_last_features, self.choice), split, rows)
         return features[PRE_LOGITS], labels
 
-    def depth_features(self, split: str) -> tuple[Features, NDArray[np.int64]]:
-        """Compute the features [n, D] of every layer, see `hf_vit.loading.outputs.depth_features`, and classes [n].
+    def compute_depth_features(self, split: str) -> tuple[Features, NDArray[np.int64]]:
+        """Compute the features [n, D] of every layer and the classes [n]; with `choice` only those features.
 
-        With `choice` they are only those features.
+        `hf_vit.loading.outputs.compute_depth_features` describes them.
         """
         if self.choice is not None:
             features, labels = self.features(split)
@@ -219,7 +219,7 @@ class Examination:
         return sorted(np.random.default_rng(self.seed).permutation(len(table))[: self.num_images].tolist())
 
     def _collate(self, classes: Sequence[int]) -> Collate:
-        return Collate(self.subject.prepare, classes, self.data.multi_label, self.draft_side)
+        return Collate(self.loaded.prepare, classes, self.data.multi_label, self.draft_side)
 
     def iterate(
         self,
@@ -249,17 +249,18 @@ class Examination:
                 table = table.take(self.num_images)
         if rows is not None:
             table = table.select(rows)
-        num_rows, count = len(table) if hasattr(table, "__len__") else None, 0
+        num_rows = len(table) if hasattr(table, "__len__") else None
+        count = 0
         if self.remote is not None and compute is not None:
-            digests = short_digests(self.data.seen[split]) if split in self.data.seen else None
+            digests = shorten_digests(self.data.seen[split]) if split in self.data.seen else None
             if digests is not None and rows is not None:
                 digests = digests[list(rows)]
             work = _RowWork(compute, table, collate, self.batch_size, digests)
-            batches: Any = (answer for _, answer in self.remote.run(work, work.parts(), self.subject))
+            batches: Any = (answer for _, answer in self.remote.run(work, work.parts(), self.loaded))
         else:
-            loaded = iterate_batches(table, self.batch_size, collate, self.num_workers)
-            batches = ((compute_output(compute, values, self.subject), *rest) for values, *rest in loaded)
-        with evaluation_mode(self.subject.model):
+            prepared_batches = iterate_batches(table, self.batch_size, collate, self.num_workers)
+            batches = ((compute_output(compute, values, self.loaded), *rest) for values, *rest in prepared_batches)
+        with evaluation_mode(self.loaded.model):
             for batch in show_progress(batches, num_rows, title, self.progress):
                 yield batch
                 count += len(batch[-1])
@@ -267,13 +268,13 @@ class Examination:
             raise UserError(f"split '{split}' holds no image; choose another one with --split")
 
 
-def compute_output(compute: Compute | None, pixel_values: torch.Tensor | BatchFeature, subject: LoadedModel) -> Any:
+def compute_output(compute: Compute | None, pixel_values: torch.Tensor | BatchFeature, loaded: LoadedModel) -> Any:
     """Run `compute` on the model's device without gradients; without it return the pixel values."""
-    pixel_values = pixel_values.to(subject.device, torch.promote_types(subject.dtype, torch.float32))
+    pixel_values = pixel_values.to(loaded.device, torch.promote_types(loaded.dtype, torch.float32))
     if compute is None:
         return pixel_values
     with torch.inference_mode():
-        return compute(subject.model, pixel_values)
+        return compute(loaded.model, pixel_values)
 
 
 @dataclass(frozen=True)
@@ -300,8 +301,8 @@ class _RowWork:
         for pixel_values, labels, images in iterate_batches(rows, self.batch_size, self.collate):
             yield pixel_values, (labels, [make_thumbnail(image) for image in images])
 
-    def answer(self, pixel_values: Any, rest: tuple[Any, ...], subject: LoadedModel) -> tuple[Any, ...]:
-        return (compute_output(self.compute, pixel_values, subject), *rest)
+    def answer(self, pixel_values: Any, rest: tuple[Any, ...], loaded: LoadedModel) -> tuple[Any, ...]:
+        return (compute_output(self.compute, pixel_values, loaded), *rest)
 
 
 def _compute_logits(model: torch.nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
@@ -320,5 +321,5 @@ def _compute_depth_features(model: torch.nn.Module, pixel_values: torch.Tensor |
     """Return the features after every layer by name, checked to be finite."""
     assert isinstance(pixel_values, torch.Tensor), "reading layers needs images of one size"
     with explain_model_errors(pixel_values):
-        features = depth_features(model, pixel_values.to(next(model.parameters()).dtype))
+        features = compute_depth_features(model, pixel_values.to(next(model.parameters()).dtype))
     return {name: check_features(values) for name, values in features.items()}

@@ -43,22 +43,24 @@ class ClassificationMetrics(evaluate.Metric):
 
     The result has accuracy, loss and expected_calibration_error; top5_accuracy for five or more classes;
     per_class_accuracy (name -> recall) for classes with images, and the means of precision, recall, f1 and auc
-    (`area_under_roc`) over these classes; thresholds, the metrics of answering only above a probability; and for up to
-    1,000 classes confusion_matrix [K, K] (row: true class).
+    (`compute_area_under_roc`) over these classes; thresholds, the metrics of answering only above a probability; and
+    for up to 1,000 classes confusion_matrix [K, K] (row: true class).
     """
 
     THRESHOLDS: ClassVar[tuple[float, ...]] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
     MOST_PROBABILITIES: ClassVar[int] = 20_000_000  # 160 MB; more, as for ImageNet, are not stored and give no auc
 
     def __init__(self, label_names: Sequence[str]) -> None:
-        self.label_names, self.k = list(label_names), min(5, len(label_names))
+        self.label_names = list(label_names)
+        self.k = min(5, len(label_names))
         super().__init__(keep_in_memory=True)
         self.reset()
 
     def reset(self) -> None:
         """Reset all sums."""
         self.count = self._hits = 0
-        self._loss, self._bins = 0.0, ConfidenceBins(BINS)
+        self._loss = 0.0
+        self._bins = ConfidenceBins(BINS)
         self._pairs: Counter[tuple[int, int]] = Counter()  # (true class, predicted class) -> images
         self._right, self._wrong = np.zeros((2, len(self.THRESHOLDS)), dtype=np.int64)
         self._stored: list[tuple[NDArray[Any], NDArray[Any]]] | None = []
@@ -158,14 +160,14 @@ class ClassificationMetrics(evaluate.Metric):
         result: dict[str, Any] = {
             "accuracy": int(hits.sum()) / self.count,
             "loss": self._loss / self.count,
-            "expected_calibration_error": self._bins.expected_error(),
+            "expected_calibration_error": self._bins.compute_expected_error(),
             "per_class_accuracy": dict(zip((self.label_names[k] for k in images.nonzero()[0]), accuracy, strict=True)),
-            **macro_averages(references, predictions, list(self._pairs.values())),
+            **compute_macro_averages(references, predictions, list(self._pairs.values())),
             "auc": None,
             "thresholds": [],
         }
         if self._stored is not None:
-            result["auc"] = area_under_roc(*map(np.concatenate, zip(*self._stored, strict=True)))
+            result["auc"] = compute_area_under_roc(*map(np.concatenate, zip(*self._stored, strict=True)))
         counts = zip(self.THRESHOLDS, self._right.tolist(), self._wrong.tolist(), strict=True)
         for threshold, right, wrong in counts:
             metrics = {
@@ -184,7 +186,7 @@ class ClassificationMetrics(evaluate.Metric):
         return result
 
 
-def macro_averages(
+def compute_macro_averages(
     references: NDArray[Any], predictions: NDArray[Any], weights: Sequence[int] | None = None
 ) -> dict[str, float]:
     """Return the means of precision, recall and f1 over the classes with images (scikit-learn's "macro")."""
@@ -199,7 +201,7 @@ def macro_averages(
     return dict(zip(("precision", "recall", "f1"), map(float, values[:3]), strict=True))
 
 
-def area_under_roc(references: NDArray[Any], probabilities: NDArray[Any]) -> float | None:
+def compute_area_under_roc(references: NDArray[Any], probabilities: NDArray[Any]) -> float | None:
     """Return the mean area under the ROC curve of every class with images against all others; None for one class.
 
     `references` are the true classes [n] of n images, `probabilities` [n, K] those of K classes.

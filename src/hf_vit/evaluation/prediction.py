@@ -19,16 +19,16 @@ from PIL.Image import DecompressionBombError
 
 from hf_vit.data.files import is_image, list_images, refuse_name, walk
 from hf_vit.data.idx import IdxImage, group_idx_files, parse_idx_name
-from hf_vit.data.images import decode_image, image_problem
+from hf_vit.data.images import decode_image, describe_image_problem
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import compute_scores, explain_memory_errors, find_largest, read_and_prepare
-from hf_vit.families import problem_type_of
+from hf_vit.families import get_problem_type
 from hf_vit.loading.model import LoadedModel, get_label_names
 from hf_vit.loading.outputs import detect, get_dense_task, segment
 from hf_vit.repositories.stores import StoreError, is_folder, is_store_url, match_objects, to_path, write_object
-from hf_vit.results.delivery import new_folder, prepare_output
+from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import Facts, as_fraction
-from hf_vit.results.writing import explain_write_errors, new_file, scratch_folder
+from hf_vit.results.writing import explain_write_errors, make_scratch_folder, replace_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -114,7 +114,7 @@ class _FileWork(ABC):
             return str(error)
 
     @abstractmethod
-    def answer(self, pixel_values: Any, rest: "Rest", subject: LoadedModel) -> list[Any]:
+    def answer(self, pixel_values: Any, rest: "Rest", loaded: LoadedModel) -> list[Any]:
         """Return a prediction for every file."""
 
 
@@ -125,15 +125,15 @@ class _Classification(_FileWork):
     top: int = 5
     thresholds: Mapping[str, float] | None = None
 
-    def answer(self, pixel_values: torch.Tensor | None, rest: "Rest", subject: LoadedModel) -> list[Prediction]:
+    def answer(self, pixel_values: torch.Tensor | None, rest: "Rest", loaded: LoadedModel) -> list[Prediction]:
         """Return the most likely classes, or the values of a regression model, for every file of a batch."""
-        names = subject.label_sets[-1]  # the last set has words; the first one of timm has WordNet numbers
-        are_values = problem_type_of(subject.model) == "regression"
+        names = loaded.label_sets[-1]  # the last set has words; the first one of timm has WordNet numbers
+        are_values = get_problem_type(loaded.model) == "regression"
         limits = self.thresholds
         rows: Iterator[torch.Tensor] = iter(())
         if pixel_values is not None:
             with torch.inference_mode():
-                rows = iter(compute_scores(subject.model, pixel_values.to(subject.device, subject.dtype)))
+                rows = iter(compute_scores(loaded.model, pixel_values.to(loaded.device, loaded.dtype)))
         predictions: list[Prediction] = []
         for path, problem in zip(*rest, strict=True):
             if problem is not None:
@@ -154,14 +154,15 @@ class _DensePredictions(_FileWork):
     threshold: float = 0.5
     tiles: bool = False
 
-    def answer(self, pixel_values: "list[Image] | None", rest: "Rest", subject: LoadedModel) -> list[DensePrediction]:
+    def answer(self, pixel_values: "list[Image] | None", rest: "Rest", loaded: LoadedModel) -> list[DensePrediction]:
         """Return the classes of the pixels, or the objects, for every file of a batch."""
-        describe = _describe_segmentation if get_dense_task(subject.model) == "segmentation" else _describe_detection
-        images, names = pixel_values or [], get_label_names(subject.model)
+        describe = _describe_segmentation if get_dense_task(loaded.model) == "segmentation" else _describe_detection
+        images = pixel_values or []
+        names = get_label_names(loaded.model)
         if self.tiles:
-            outputs = [self._predict_tiles(subject, image) for image in images]
+            outputs = [self._predict_tiles(loaded, image) for image in images]
         else:
-            outputs = self._predict(subject, images)
+            outputs = self._predict(loaded, images)
         pairs = zip(images, outputs, strict=True)
         predictions: list[DensePrediction] = []
         for path, problem in zip(*rest, strict=True):
@@ -171,29 +172,30 @@ class _DensePredictions(_FileWork):
                 predictions.append(DensePrediction(str(path), **describe(*next(pairs), names)))
         return predictions
 
-    def _predict_tiles(self, subject: LoadedModel, image: "Image") -> Any:
+    def _predict_tiles(self, loaded: LoadedModel, image: "Image") -> Any:
         """Predict an image in tiles, a batch at a time, and join the outputs."""
         from hf_vit.data.tiles import Tiles
 
-        overlap = min(subject.input_size) // 4
-        tiles = Tiles((image.height, image.width), subject.input_size, overlap)
-        crops, outputs = tiles.crops(image), list[Any]()
+        overlap = min(loaded.input_size) // 4
+        tiles = Tiles((image.height, image.width), loaded.input_size, overlap)
+        crops = tiles.crops(image)
+        outputs = list[Any]()
         while batch := list(islice(crops, self.batch_size)):
-            outputs += self._predict(subject, batch)
+            outputs += self._predict(loaded, batch)
         if len(tiles) == 1:
             return outputs[0]
-        is_segmented = get_dense_task(subject.model) == "segmentation"
+        is_segmented = get_dense_task(loaded.model) == "segmentation"
         return tiles.join_classes(outputs) if is_segmented else tiles.join_boxes(outputs)
 
-    def _predict(self, subject: LoadedModel, images: "Sequence[Image]") -> list[Any]:
+    def _predict(self, loaded: LoadedModel, images: "Sequence[Image]") -> list[Any]:
         """Return for every image the class of every pixel, [H, W], or the tensors of its objects; on the CPU."""
         if not images:
             return []
-        pixel_values = subject.pixel_values(images)
+        pixel_values = loaded.pixel_values(images)
         sizes = [(image.height, image.width) for image in images]
-        inputs = subject.model, subject.processor, pixel_values, sizes
+        inputs = loaded.model, loaded.processor, pixel_values, sizes
         with torch.inference_mode(), explain_memory_errors(pixel_values):
-            if get_dense_task(subject.model) == "segmentation":
+            if get_dense_task(loaded.model) == "segmentation":
                 return [classes.cpu() for classes in segment(*inputs)]
             objects = detect(*inputs, threshold=self.threshold)
         return [{name: value.cpu() for name, value in tensors.items()} for tensors in objects]
@@ -224,7 +226,7 @@ def predict_images(
 
 
 def iterate_predictions(
-    subject: LoadedModel,
+    loaded: LoadedModel,
     paths: Sequence[str | os.PathLike[str]],
     *,
     top: int = 5,
@@ -239,40 +241,41 @@ def iterate_predictions(
 
     Args:
         remote: Ray, whose processes run the same model.
-        subject, paths, top, threshold, batch_size, skip_bad_images, tiles, draft: see `hf_vit.evaluation.predict`.
+        loaded, paths, top, threshold, batch_size, skip_bad_images, tiles, draft: see `hf_vit.evaluation.predict`.
     """
     if top < 1:
         raise UserError(f"--top {top} is too small; give at least 1")
     if not 0 <= threshold < 1:
         raise UserError(f"--threshold {threshold} is out of range; give a score from 0 to below 1")
-    files, prepare = list(list_image_files(paths)), subject.prepare
-    if get_dense_task(subject.model) is not None:
+    files = list(list_image_files(paths))
+    prepare = loaded.prepare
+    if get_dense_task(loaded.model) is not None:
         work = _DensePredictions(batch_size, skip_bad_images, None, threshold, tiles)
         prepare = list
-    elif subject.label_sets:
-        side = subject.draft_side if draft else None
-        limits = _load_thresholds(subject, subject.label_sets[-1])
+    elif loaded.label_sets:
+        side = loaded.draft_side if draft else None
+        limits = _load_thresholds(loaded, loaded.label_sets[-1])
         work = _Classification(batch_size, skip_bad_images, side, top, limits)
     else:
         raise UserError(
-            f"{subject.name} has no class names to predict; give an image classifier with class names, or fine-tune it "
+            f"{loaded.name} has no class names to predict; give an image classifier with class names, or fine-tune it "
             "first (hf-vit finetune)"
         )
     if remote is None:
-        answers = (work.answer(*batch, subject) for batch in work.batches(files, prepare))
+        answers = (work.answer(*batch, loaded) for batch in work.batches(files, prepare))
     else:
         size = _BATCHES * batch_size
         parts = [files[start : start + size] for start in range(0, len(files), size)]
-        answers = (answer for _, answer in remote.run(work, parts, subject))
+        answers = (answer for _, answer in remote.run(work, parts, loaded))
     yield from chain.from_iterable(answers)
 
 
-def _make_schema(subject: LoadedModel, top: int) -> Any:
+def _make_schema(loaded: LoadedModel, top: int) -> Any:
     """Return the columns of the table that `write_predictions` writes."""
     import pyarrow as pa
 
-    kind = problem_type_of(subject.model)
-    num_classes = len(subject.label_sets[-1]) if subject.label_sets else 1
+    kind = get_problem_type(loaded.model)
+    num_classes = len(loaded.label_sets[-1]) if loaded.label_sets else 1
     num_scores = num_classes if kind == "regression" else min(top, num_classes)
     columns: list[Any] = [("image", pa.string())]
     for rank in range(1, max(num_scores, 1) + 1):
@@ -284,7 +287,7 @@ def _make_schema(subject: LoadedModel, top: int) -> Any:
 
 
 def write_predictions(
-    subject: LoadedModel, paths: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], **options: Any
+    loaded: LoadedModel, paths: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], **options: Any
 ) -> list[Prediction]:
     """Classify image files into a table with a row per image, and return the predictions of unreadable images.
 
@@ -298,8 +301,8 @@ def write_predictions(
     writers = {".csv": csv.CSVWriter, ".parquet": parquet.ParquetWriter}
     if path.suffix not in writers:
         raise UserError(f"the output {path} is not a table; give a file name that ends in {' or '.join(writers)}")
-    predictions = iterate_predictions(subject, paths, **options)
-    schema = _make_schema(subject, options.get("top", 5))
+    predictions = iterate_predictions(loaded, paths, **options)
+    schema = _make_schema(loaded, options.get("top", 5))
     unreadable: list[Prediction] = []
     with _open_table(path) as temporary, writers[path.suffix](temporary, schema) as writer:
         while batch := list(islice(predictions, _ROWS)):
@@ -314,10 +317,10 @@ def write_predictions(
 def _open_table(path: Path) -> Generator[Path]:
     """Yield a temporary file that becomes the file or object `path` if no error occurs."""
     if not is_store_url(path):
-        with new_file(path) as temporary:
+        with replace_file(path) as temporary:
             yield temporary
         return
-    with scratch_folder("predictions") as folder:
+    with make_scratch_folder("predictions") as folder:
         yield folder / "table"
         write_object(str(path), folder / "table")
 
@@ -329,11 +332,11 @@ def _make_row(prediction: Prediction, columns: Sequence[str]) -> dict[str, objec
     return {**dict(zip(columns, cells, strict=False)), "labels": labels, "problem": prediction.problem}
 
 
-def _load_thresholds(subject: LoadedModel, names: Sequence[str]) -> dict[str, float] | None:
+def _load_thresholds(loaded: LoadedModel, names: Sequence[str]) -> dict[str, float] | None:
     """Return the thresholds of a multi-label model: the last ones in facts.json, else 0.5; None for other models."""
-    if problem_type_of(subject.model) != "multi_label_classification":
+    if get_problem_type(loaded.model) != "multi_label_classification":
         return None
-    records = Facts.load(subject.folder).records if subject.folder is not None else []
+    records = Facts.load(loaded.folder).records if loaded.folder is not None else []
     threshold_records = [
         record.values.get("thresholds") for record in records if "mean_average_precision" in record.values
     ]
@@ -386,9 +389,11 @@ def write_dense_predictions(
     The folder has predictions.json, a list of {"image", "answers", "mask", "picture", "problem"} with the keys that
     apply, and the PNG files masks/NAME.png and pictures/NAME.png.
     """
-    path, names = prepare_output(Path(output)), set[str]()
-    unreadable, entries = list[DensePrediction](), list[dict[str, Any]]()
-    with new_folder(path) as folder:
+    path = prepare_output(Path(output))
+    names = set[str]()
+    unreadable = list[DensePrediction]()
+    entries = list[dict[str, Any]]()
+    with deliver_folder(path) as folder:
         for prediction in predictions:
             entry: dict[str, Any] = {"image": prediction.image}
             entries.append(entry)
@@ -420,7 +425,8 @@ def _write_images(prediction: DensePrediction, folder: Path, name: str) -> dict[
 
 def _make_unique_name(stem: str, names: set[str]) -> str:
     """Return a name that is not in `names`, without regard to case, and add it in lower case."""
-    name, number = stem, 0
+    name = stem
+    number = 0
     while name.lower() in names:
         number += 1
         name = f"{stem}-{number}"
@@ -500,6 +506,6 @@ def read_image(path: str | os.PathLike[str], draft_side: int | None = None) -> "
     except DecompressionBombError as error:
         raise UserError(f"{path} is too large to be decoded safely ({error}); resize the image") from error
     except Exception as error:
-        problem = image_problem(error)
+        problem = describe_image_problem(error)
         separator = " " if problem.startswith("is ") else ": "
         raise UserError(f"{path}{separator}{problem}; convert it to PNG or JPEG") from error

@@ -28,8 +28,8 @@ from ray.exceptions import RayError, RayTaskError
 from transformers import BatchFeature
 
 from hf_vit.data.fingerprints import ChangedImageError
-from hf_vit.environment import versions
-from hf_vit.errors import UserError, one_line
+from hf_vit.environment import list_versions
+from hf_vit.errors import UserError, to_one_line
 from hf_vit.evaluation.reading import NamedModel
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Work(Protocol):
         """Iterate over the batches of a part: (pixel values or None, other values of the batch)."""
         ...
 
-    def answer(self, pixel_values: Any, rest: Any, subject: "LoadedModel") -> Any:
+    def answer(self, pixel_values: Any, rest: Any, loaded: "LoadedModel") -> Any:
         """Compute the output for a batch."""
         ...
 
@@ -83,13 +83,13 @@ class RayRunner:
     model: NamedModel | None = None
     pipelines: list[Any] = field(default_factory=list[Any])
 
-    def run(self, work: Work, parts: Sequence[Any], subject: "LoadedModel") -> Iterator[tuple[int, Any]]:
+    def run(self, work: Work, parts: Sequence[Any], loaded: "LoadedModel") -> Iterator[tuple[int, Any]]:
         """Iterate over (number of the part, output of `work.answer`) for every batch of all parts, in order."""
         if not parts:
             return
-        cargo = [ray.put((work, parts, subject.prepare, os.getcwd()))]
+        cargo = [ray.put((work, parts, loaded.prepare, os.getcwd()))]
         read = cast(Any, _read)
-        actor = [self.model, subject.fingerprint, self.device, self.threads, get_compared_versions(), cargo]
+        actor = [self.model, loaded.fingerprint, self.device, self.threads, get_compared_versions(), cargo]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # raised by Ray's own settings
             context = ray.data.DataContext.get_current().copy()
@@ -162,7 +162,7 @@ class _Model:
     threads: int
     versions: dict[str, str]
     cargo: Sequence[Any]
-    subject: "LoadedModel | None" = None
+    loaded: "LoadedModel | None" = None
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer for a batch; a failure travels as an answer, so that the main process raises it."""
@@ -177,31 +177,31 @@ class _Model:
     def _run(self, batch: Mapping[str, Any], rest: Any) -> Any:
         """Run the work on a batch; the first call loads the model."""
         work, _, _, folder = _get_cargo(self.cargo[0])
-        if self.subject is None:
+        if self.loaded is None:
             change_folder(folder)
-            self.subject = self._load()
+            self.loaded = self._load()
         # The arrays are copied, because shared memory is read-only.
         arrays = {key.removeprefix("pixels "): array[0] for key, array in batch.items() if "pixels" in key}
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         pixel_values = BatchFeature(tensors) if tensors else None
         if "" in tensors:  # images of one size are a single array without a name
             pixel_values = tensors[""]
-        return work.answer(pixel_values, rest, self.subject)
+        return work.answer(pixel_values, rest, self.loaded)
 
     def _load(self) -> "LoadedModel":
         """Load the model; raise UserError if versions or the model differ from those of the main process."""
         node = check_versions(self.versions)
         torch.set_num_threads(self.threads)
         try:
-            subject = self.model.load(self.device)
+            loaded = self.model.load(self.device)
         except UserError as error:
             raise UserError(f"on node {node}: {error}") from error
-        if subject.fingerprint != self.fingerprint:
+        if loaded.fingerprint != self.fingerprint:
             raise UserError(
-                f"node {node} has another model under the name {subject.name}; put the model on storage that all "
+                f"node {node} has another model under the name {loaded.name}; put the model on storage that all "
                 "nodes share, or give a Hub id"
             )
-        return subject
+        return loaded
 
 
 def _pack(value: Any) -> Any:
@@ -254,12 +254,13 @@ def _run(shared_values: tuple[Callable[..., Any], tuple[Any, ...], str, dict[str
 
 def get_compared_versions() -> dict[str, str]:
     """Return the versions of the packages that must be equal on all nodes."""
-    return {name: version for name, version in versions().items() if name in _COMPARED}
+    return {name: version for name, version in list_versions().items() if name in _COMPARED}
 
 
 def check_versions(required_versions: dict[str, str]) -> str:
     """Return the address of this node; raise UserError if it has other package versions."""
-    installed_versions, node = versions(), ray.util.get_node_ip_address()
+    installed_versions = list_versions()
+    node = ray.util.get_node_ip_address()
     for name, version in required_versions.items():
         if installed_versions.get(name) != version:
             raise UserError(
@@ -300,7 +301,7 @@ def _shorten_errors() -> Generator[None]:
             raise cause from error
         if isinstance(cause, RayTaskError):
             raise
-        lines = [line for line in map(one_line, str(error).splitlines()) if line]
+        lines = [line for line in map(to_one_line, str(error).splitlines()) if line]
         reason = next(reversed(lines), type(error).__name__)[:200]
         raise UserError(
             f"Ray's processes ended {ATTEMPTS} times during the same work, or could not start ({reason}); "
@@ -356,7 +357,7 @@ def _connect(address: str) -> None:
     except (OSError, RuntimeError, ValueError, OverflowError) as error:
         with suppress(Exception):
             ray.shutdown()
-        reason = one_line(error)
+        reason = to_one_line(error)
         if "Version mismatch" in reason:
             other = f"the cluster at {address} runs another version ({reason})"
             raise UserError(f"{other}; install the same version") from error

@@ -8,9 +8,9 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_vit.display import progress_bar
-from hf_vit.errors import UserError, enough_memory, first_line
-from hf_vit.families import problem_type_of
+from hf_vit.display import make_progress_bar
+from hf_vit.errors import UserError, get_first_line, report_full_memory
+from hf_vit.families import get_problem_type
 from hf_vit.repositories.stores import is_store_url, to_path
 
 if TYPE_CHECKING:
@@ -111,13 +111,13 @@ class Collate:
 
     def _decode(self, image: Any) -> "Image":
         """Decode an image of the data; raise a `UserError` that names it if it is damaged."""
-        from hf_vit.data.images import ImageScan, decode_image, image_problem, raise_bad_image
+        from hf_vit.data.images import ImageScan, decode_image, describe_image_problem, raise_bad_image
 
         try:
             return decode_image(image, self.draft_side)
         except Exception as error:
             name = image.get("path") if isinstance(image, Mapping) else None
-            raise_bad_image(ImageScan(str(name or "of the data"), ""), image_problem(error))
+            raise_bad_image(ImageScan(str(name or "of the data"), ""), describe_image_problem(error))
 
     def _label(self, label: object) -> "int | list[float]":
         """Map a class of the data with `mapping`; a list of classes becomes 0 or 1 for every class of the data."""
@@ -156,7 +156,8 @@ def read_and_prepare(
     parts: list[Any] = []
     can_join = isinstance(getattr(prepare, "__self__", None), EvalTransform)  # others pad the images of a batch
     while len(results) < len(items):
-        start, chunk = len(results), items[len(results) : len(results) + step]
+        start = len(results)
+        chunk = items[len(results) : len(results) + step]
         results += map_in_threads(read, chunk) if in_threads else map(read, chunk)
         waiting += [image for image in results[start:] if not isinstance(image, str)]
         largest = max((image.width * image.height for image in waiting), default=0)
@@ -168,7 +169,9 @@ def read_and_prepare(
             waiting = []
     if waiting:
         parts.append(prepare(waiting))
-    return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None, results
+    if not parts:
+        return None, results
+    return torch.cat(parts) if len(parts) > 1 else parts[0], results
 
 
 def _reduce(image: "Image") -> "Image":
@@ -207,7 +210,7 @@ def show_progress(
     if not progress:
         yield from batches
         return
-    with progress_bar(title) as bar:
+    with make_progress_bar(title) as bar:
         task = bar.add_task("", total=total)
         for batch in batches:
             yield batch
@@ -225,7 +228,7 @@ def refuse_output_in(data: object, output: "str | os.PathLike[str] | None") -> N
 def explain_memory_errors(pixel_values: "torch.Tensor | BatchFeature") -> AbstractContextManager[None]:
     """Turn errors of too little memory into a UserError that names the batch [B, C, H, W] and the remedy."""
     batch = f"a batch of {len(_get_pixels(pixel_values))} images of {_format_size(pixel_values)}"
-    return enough_memory(batch, "choose a smaller batch size")
+    return report_full_memory(batch, "choose a smaller batch size")
 
 
 @contextmanager
@@ -239,7 +242,7 @@ def explain_model_errors(pixel_values: "torch.Tensor | BatchFeature") -> Generat
     except (ValueError, AssertionError) as error:
         raise UserError(
             f"the model does not take images of {_format_size(pixel_values)}, but its image processor resizes to that "
-            f"size ({first_line(error)}); restore the preprocessor_config.json that was saved with the model"
+            f"size ({get_first_line(error)}); restore the preprocessor_config.json that was saved with the model"
         ) from error
 
 
@@ -269,7 +272,7 @@ def compute_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeatur
     logits = logits.to(torch.promote_types(dtype, torch.float32))
     if not bool(logits.isfinite().all()):
         raise UserError(
-            "the model's outputs are NaN or infinite, its weights are damaged or diverged; use another checkpoint"
+            "the model's outputs are NaN or infinite, so its weights are damaged or diverged; use another checkpoint"
         )
     return logits
 
@@ -281,7 +284,7 @@ def find_largest(values: "torch.Tensor", count: int) -> "torch.Tensor":
 
 def convert_to_scores(model: "nn.Module", logits: "torch.Tensor") -> "torch.Tensor":
     """Convert logits [B, K] to float64 probabilities of classes, or to values of a regression."""
-    kind = problem_type_of(model)
+    kind = get_problem_type(model)
     if kind == "regression":
         return logits.double()
     return logits.double().sigmoid() if kind == "multi_label_classification" else logits.double().softmax(-1)
@@ -294,20 +297,20 @@ def compute_scores(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeatur
 
 def compute_features(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "NDArray[np.float32]":
     """Compute the pre-logits of images, [B, D] (hidden size D)."""
-    from hf_vit.loading.outputs import pre_logits
+    from hf_vit.loading.outputs import compute_pre_logits
 
     with explain_model_errors(pixel_values):
-        return check_features(pre_logits(model, pixel_values.to(next(model.parameters()).dtype)))
+        return check_features(compute_pre_logits(model, pixel_values.to(next(model.parameters()).dtype)))
 
 
 def compute_layer_features(
     model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature", choice: "FeatureChoice"
 ) -> "list[NDArray[np.float32]]":
-    """Compute the `layer_features` of every image, one vector or, of patches, a row for each."""
-    from hf_vit.loading.outputs import layer_features
+    """Compute the `read_layer_features` of every image, one vector or, of patches, a row for each."""
+    from hf_vit.loading.outputs import read_layer_features
 
     with explain_model_errors(pixel_values):
-        features = layer_features(model, pixel_values.to(next(model.parameters()).dtype), choice)
+        features = read_layer_features(model, pixel_values.to(next(model.parameters()).dtype), choice)
     return [check_features(image) for image in features]
 
 
@@ -318,6 +321,6 @@ def check_features(features: "torch.Tensor") -> "NDArray[np.float32]":
     values = features.float().cpu().numpy()
     if not np.isfinite(values).all():
         raise UserError(
-            "the model's features are NaN or infinite, its weights are damaged or diverged; use another checkpoint"
+            "the model's features are NaN or infinite, so its weights are damaged or diverged; use another checkpoint"
         )
     return values

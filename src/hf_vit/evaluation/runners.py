@@ -43,7 +43,7 @@ def open_runner(
 
 
 def prepare_engine(
-    subject: "LoadedModel",
+    loaded: "LoadedModel",
     model: Any,
     num_images: int | None,
     ray: "RayRunner | None",
@@ -57,7 +57,7 @@ def prepare_engine(
         The engine, or None, and Ray with the model to run, or None.
     """
     is_named = isinstance(model, str | os.PathLike)
-    engine = select_engine(subject, num_images) if optimize and is_named and not (ray and ray.gpus) else None
+    engine = select_engine(loaded, num_images) if optimize and is_named and not (ray and ray.gpus) else None
     if engine is not None and ray is None:
-        make_faster(subject, engine)
+        make_faster(loaded, engine)
     return engine, None if ray is None else replace(ray, model=NamedModel(str(model), max_num_patches, engine))

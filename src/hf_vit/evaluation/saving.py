@@ -10,10 +10,10 @@ from typing import Any
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.registry import ProtocolRun
-from hf_vit.families import problem_type_of
+from hf_vit.families import get_problem_type
 from hf_vit.hub.card_metadata import select_current
 from hf_vit.loading.optimizing import record_engine
-from hf_vit.results.facts import Facts, Record, append_record, new_record
+from hf_vit.results.facts import Facts, Record, append_record, make_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import count_trained
@@ -55,9 +55,10 @@ def save_protocol(
         The record, or None for a model without a folder.
     """
     if folder is None:
-        run.examination.subject.need_same_folder()
-    model_folder = run.examination.subject.folder if folder is None else Path(folder)
-    name, pictures = run.protocol.replace("-", "_"), list[str]()
+        run.examination.loaded.check_same_folder()
+    model_folder = run.examination.loaded.folder if folder is None else Path(folder)
+    name = run.protocol.replace("-", "_")
+    pictures = list[str]()
     if output is not None:
         Path(output).mkdir(parents=True, exist_ok=True)
         document = Path(output) / f"{name}.json"
@@ -70,7 +71,7 @@ def save_protocol(
     if model_folder is None:
         return None
     values = run.result.record(run.protocol, run.settings, pictures) | record_engine(run.engine)
-    record = new_record(
+    record = make_record(
         "evaluation",
         values=values | collect_warnings(run.examination, run.protocol, model_folder, run.settings),
         command=command,
@@ -121,7 +122,7 @@ def _make_document(run: ProtocolRun, pictures: Sequence[str]) -> str:
         "protocol": run.protocol,
         "title": run.result.title,
         "source": run.result.source,
-        "model": run.examination.subject.describe(),
+        "model": run.examination.loaded.describe(),
         "data": run.examination.fact(run.result.num_images).model_dump(),
         "seed": run.examination.seed,
         "settings": run.settings,
@@ -142,7 +143,8 @@ def collect_warnings(
     `fed`, the settings that changed the preparation of images. A stream's fingerprint is compared with that of a
     training on a stream only.
     """
-    digests, data = examination.list_digests(), examination.data
+    digests = examination.list_digests()
+    data = examination.data
     trained_images = count_trained(folder, digests)
     training = _find_training(Facts.load(folder))
     warnings = list[str]()
@@ -158,7 +160,7 @@ def collect_warnings(
                 f"{data.name} has changed since the training (its fingerprint is {data.fingerprint}, and was "
                 f"{old_fingerprint})"
             )
-    is_multi_label = problem_type_of(examination.subject.model) == "multi_label_classification"
+    is_multi_label = get_problem_type(examination.loaded.model) == "multi_label_classification"
     if protocol in ("top1", "calibration") and is_multi_label:
         warnings.append(MULTI_LABEL_WARNING)
     input_settings = {name: settings[name] for name in _INPUT_SETTINGS if name in settings}

@@ -8,9 +8,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hf_vit.errors import UserError, one_line
+from hf_vit.errors import UserError, to_one_line
 from hf_vit.hub.card_metadata import check_license, find_base_license, load_facts, make_metadata, read_license
-from hf_vit.hub.card_sections import Markdown, code_block, code_span, escape_markup, make_sections
+from hf_vit.hub.card_sections import Markdown, escape_markup, format_code_block, format_code_span, make_sections
 from hf_vit.hub.example import Architecture, make_example
 from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, keeps_shapes, list_examples, read_config
 from hf_vit.hub.published_results import parse_hub_id
@@ -76,7 +76,7 @@ def render_card(
         check_license(license)
     config = read_config(folder)
     facts = load_facts(folder, config)
-    name = one_line(repo_id or _read_repo_id(folder) or folder.resolve().name)
+    name = to_one_line(repo_id or _read_repo_id(folder) or folder.resolve().name)
     license = license or read_license(folder) or find_base_license(facts)
     metadata = make_metadata(config, facts, name, license, list_examples(folder))
     context = make_sections(folder, config, facts, share_images, on_hub="/" in name) | _make_usage_examples(
@@ -97,10 +97,10 @@ def _make_usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[s
     """Return the card's examples: with hf_vit, with the code beside the weights, and the commands."""
 
     def block(architecture: Architecture) -> Markdown:
-        return code_block(make_example(config, name, architecture, keeps_shapes(folder)), "python")
+        return format_code_block(make_example(config, name, architecture, keeps_shapes(folder)), "python")
 
     def command(*arguments: str) -> Markdown:
-        return code_span(shlex.join(["hf-vit", *arguments]))
+        return format_code_span(shlex.join(["hf-vit", *arguments]))
 
     has_commands = config.own_class is None  # commands run no code from a model folder
     has_page = config.is_ours and config.is_classifier and not config.is_regression and has_commands
@@ -147,7 +147,7 @@ def record_power(folder: str | os.PathLike[str], watts: float, grams_per_kwh: fl
         )
     with lock_folder(folder):
         facts = Facts.load(folder)
-        training = facts.latest("training")
+        training = facts.find_latest("training")
         if training is None or training.seconds is None:
             raise UserError(
                 f"facts.json of {folder} has no training record with a measured time, so the energy cannot be "
@@ -177,7 +177,8 @@ def record_space(folder: str | os.PathLike[str], space: str) -> None:
         raise UserError(f"the Space '{space}' has no owner, which the card's link needs; give it as user/name")
     with lock_folder(folder):
         facts = Facts.load(folder)
-        if not (origins := facts.origins()):
+        origins = facts.list_origins()
+        if not origins:
             raise UserError(
                 f"facts.json of {folder} has no training or conversion record to which --space {space} could be "
                 "added; leave --space out"

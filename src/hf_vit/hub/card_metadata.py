@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from hf_vit.errors import UserError, one_line
+from hf_vit.errors import UserError, to_one_line
 from hf_vit.hub.model_folder import CARD_NAME, ModelConfig
 from hf_vit.hub.published_results import (
     FEATURE_PROTOCOLS,
@@ -75,7 +75,7 @@ def select_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> li
         if record.kind == "evaluation" and find_protocol(record) in protocols:
             data = record.data or DataFact(name="unnamed")
             key = (data.name, data.split, data.fingerprint)
-            if key in latest and _completeness(record) < _completeness(latest[key]):
+            if key in latest and _rank_completeness(record) < _rank_completeness(latest[key]):
                 continue
             latest.pop(key, None)
             if data.split != "train":
@@ -83,7 +83,7 @@ def select_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> li
     return list(latest.values())
 
 
-def _completeness(evaluation: Record) -> tuple[bool, int]:
+def _rank_completeness(evaluation: Record) -> tuple[bool, int]:
     """Return a sort key: evaluations preprocessed by the image processor first, then by number of images."""
     return not evaluation.values.get("fed"), (evaluation.data and evaluation.data.size) or 0
 
@@ -98,7 +98,8 @@ def describe_inputs(record: Record) -> str:
 
 def select_main_evaluation(facts: Facts) -> Record | None:
     """Return the evaluation on the training's data set, or else the last evaluation; None if there is none."""
-    results, fingerprint = select_evaluations(facts), _trained_fingerprint(facts)
+    results = select_evaluations(facts)
+    fingerprint = _find_trained_fingerprint(facts)
     matching = [record for record in results if record.data and record.data.fingerprint == fingerprint]
     return next(reversed(matching or results), None)
 
@@ -109,7 +110,8 @@ def select_comparable(facts: Facts) -> list[Record]:
     Left out are results on images that the model was trained on, and on images not preprocessed by the image processor.
     If a data set has changed, the version used in training is preferred, otherwise the last one.
     """
-    fingerprint, selected_records = _trained_fingerprint(facts), dict[object, Record]()
+    fingerprint = _find_trained_fingerprint(facts)
+    selected_records = dict[object, Record]()
     for record in select_evaluations(facts, tuple(PUBLISHED)):
         if record.values.get("trained_images") or record.values.get("fed"):
             continue
@@ -120,7 +122,7 @@ def select_comparable(facts: Facts) -> list[Record]:
     return list(selected_records.values())
 
 
-def _trained_fingerprint(facts: Facts) -> str | None:
+def _find_trained_fingerprint(facts: Facts) -> str | None:
     """Return the fingerprint of the last training's data; None if unknown."""
     data = [record.data for record in facts.filter_kind("training")]
     return data[-1].fingerprint if data and data[-1] else None
@@ -160,7 +162,8 @@ def find_license(model: str) -> str | None:
     """Return the declared license of a model folder or Hub repository; None if it has none or cannot be reached."""
     from huggingface_hub import hf_hub_download
 
-    if (folder := Path(model).expanduser()).is_dir():
+    folder = Path(model).expanduser()
+    if folder.is_dir():
         return read_license(folder)
     if looks_like_variant(model) or parse_hub_id(model) != model:
         return None
@@ -209,14 +212,14 @@ def make_metadata(
     task = _find_pipeline_tag(config)
     files = f"{redact_message(constants.ENDPOINT)}/{repo}/resolve/main"
     widget = [
-        {"src": f"{files}/{quote(path)}", "example_title": one_line(PurePath(path).stem)}
+        {"src": f"{files}/{quote(path)}", "example_title": to_one_line(PurePath(path).stem)}
         for path in (examples if parse_hub_id(repo) else ())
     ]
     return ModelCardData(
         license=license,
         library_name="transformers",
         pipeline_tag=task,
-        tags=[task or "image-regression", "vision", one_line(config.model_type) or "vit"],
+        tags=[task or "image-regression", "vision", to_one_line(config.model_type) or "vit"],
         datasets=sorted(datasets) or None,
         base_model=bases[0] if len(bases) == 1 else bases or None,
         base_model_relation=relation if bases else None,

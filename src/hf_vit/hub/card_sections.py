@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from hf_vit.errors import UserError, one_line
-from hf_vit.families import family_of
+from hf_vit.errors import UserError, to_one_line
+from hf_vit.families import find_family
 from hf_vit.hub.card_metadata import describe_inputs, select_current, select_evaluations, select_main_evaluation
 from hf_vit.hub.model_folder import ModelConfig, Size, count_parameters
 from hf_vit.hub.published_results import find_hub_dataset, parse_hub_id
@@ -69,17 +69,18 @@ class Markdown(str):
 
 def escape_markup(value: object) -> Markdown:
     """Return a value as one line with its markup escaped, unless it is `Markdown` already."""
-    return value if isinstance(value, Markdown) else Markdown(_MARKUP.sub(r"\\\g<0>", one_line(value)))
+    return value if isinstance(value, Markdown) else Markdown(_MARKUP.sub(r"\\\g<0>", to_one_line(value)))
 
 
-def code_span(value: object) -> Markdown:
+def format_code_span(value: object) -> Markdown:
     """Return a value as an inline code span that no backtick in it can close."""
-    line = one_line(value)
-    ticks, padding = _fence(line, 1), " " if "`" in line else ""
+    line = to_one_line(value)
+    ticks = _fence(line, 1)
+    padding = " " if "`" in line else ""
     return Markdown(f"{ticks}{padding}{line}{padding}{ticks}")
 
 
-def code_block(code: str, language: str) -> Markdown:
+def format_code_block(code: str, language: str) -> Markdown:
     """Return code as a fenced block that no line in it can close."""
     ticks = _fence(code, 3)
     return Markdown(f"{ticks}{language}\n{code}\n{ticks}")
@@ -124,7 +125,7 @@ def _make_model_section(folder: Path, config: ModelConfig) -> dict[str, Any]:
     backbone = config.backbone
     class_names = config.id2label or {}
     head = config.dense_head
-    family = family_of("hf_vit" if backbone.model_type == "vit" else backbone.model_type)
+    family = find_family("hf_vit" if backbone.model_type == "vit" else backbone.model_type)
     layers = backbone.num_hidden_layers
     width = backbone.hidden_size
     heads = backbone.num_attention_heads
@@ -136,7 +137,7 @@ def _make_model_section(folder: Path, config: ModelConfig) -> dict[str, Any]:
         f"images of {_format_size(backbone.image_size)} px": backbone.image_size,
     }
     return {
-        "family": family.label if family else Markdown(f"A model of the type {code_span(backbone.model_type)}"),
+        "family": family.label if family else Markdown(f"A model of the type {format_code_span(backbone.model_type)}"),
         "is_classifier": config.is_classifier,
         "is_multi_label": config.is_multi_label,
         "is_regression": config.is_regression,
@@ -160,7 +161,7 @@ def _format_flops(config: ModelConfig) -> str | None:
     """Return the FLOPs of one image's forward pass with their unit; None for architectures of other packages."""
     from hf_vit.cost.flops import forward_flops
 
-    family = family_of(config.model_type)
+    family = find_family(config.model_type)
     if family is None:
         return None
     try:
@@ -174,11 +175,11 @@ def _format_flops(config: ModelConfig) -> str | None:
 
 def _make_origin_sections(facts: Facts) -> dict[str, Any]:
     """Return how the weights were trained and converted."""
-    training, conversion = facts.latest("training"), facts.latest("conversion")
+    training, conversion = facts.find_latest("training"), facts.find_latest("conversion")
     base_model, recipe = (training.values.get(name) if training else None for name in ("base_model", "recipe"))
     return {
         "training": _make_run_section(training, skipped_keys=("recipe", "base_model", "parameters", "space", "page")),
-        "base_model": code_span(base_model) if base_model else None,
+        "base_model": format_code_span(base_model) if base_model else None,
         "recipe": _make_rows(_drop_inactive_settings(recipe)) if isinstance(recipe, dict) else [],
         "conversion": _make_run_section(conversion, skipped_keys=("parameters", "verification", "space", "page")),
         "parity": _make_rows(conversion.values.get("verification")) if conversion else [],
@@ -224,7 +225,7 @@ def _is_in_repository(folder: Path, link: str) -> bool:
 
 def _read_origin_value(facts: Facts, name: str) -> str:
     """Return a text value from the latest training or conversion that has it; "" if there is none."""
-    value = next((record.values[name] for record in reversed(facts.origins()) if name in record.values), None)
+    value = next((record.values[name] for record in reversed(facts.list_origins()) if name in record.values), None)
     return value if isinstance(value, str) else ""
 
 
@@ -233,7 +234,7 @@ def _make_run_section(record: Record | None, skipped_keys: Sequence[str]) -> dic
     if record is None:
         return None
     return {
-        "command": code_block(one_line(record.command), "bash"),
+        "command": format_code_block(to_one_line(record.command), "bash"),
         "date": f"{record.date:%Y-%m-%d}",
         "data": _link_data(record),
         "fingerprint": record.data.fingerprint if record.data else None,
@@ -267,7 +268,7 @@ def _make_evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
     with_plots = [
         record for record in facts.filter_kind("evaluation") if isinstance(record.values.get("pictures"), list)
     ]
-    training = facts.latest("training")
+    training = facts.find_latest("training")
     per_class = main.values.get("per_class") if main else None
     is_listed = isinstance(per_class, dict) and len(per_class) <= _MAX_LISTED_CLASSES
     plots = cast(Sequence[object], with_plots[-1].values["pictures"]) if with_plots else ()
@@ -281,7 +282,7 @@ def _make_evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
             for warning in warnings
         ],
         "commands": [
-            code_block(line, "bash") for line in dict.fromkeys(one_line(record.command) for record in results)
+            format_code_block(line, "bash") for line in dict.fromkeys(to_one_line(record.command) for record in results)
         ],
         "per_class": [(name, _format_percent(value)) for name, value in cast(Any, per_class).items()]
         if is_listed
@@ -329,7 +330,8 @@ def _make_headline_rows(records: Sequence[Record]) -> list[tuple[str, str, str |
 
     latest: dict[object, tuple[str, str, str | None, str]] = {}
     for record in records:
-        headline, data = record.values.get("headline"), record.data
+        headline = record.values.get("headline")
+        data = record.data
         if not isinstance(headline, dict) or (data is not None and data.split == "train"):
             continue
         inputs = describe_inputs(record)
@@ -397,7 +399,8 @@ def _format_duration(seconds: float) -> str:
 
 def _format_percent(value: object) -> str:
     """Return a fraction as a percentage; "-" if it is not a number in [0, 1]."""
-    return "-" if (share := as_fraction(value)) is None else f"{100 * share:.2f}%"
+    share = as_fraction(value)
+    return "-" if share is None else f"{100 * share:.2f}%"
 
 
 def _format_count(number: int | None) -> str | None:

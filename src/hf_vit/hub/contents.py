@@ -21,7 +21,7 @@ from huggingface_hub import ModelCard, RepoCard
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import yaml_dump
 
-from hf_vit.environment import versions
+from hf_vit.environment import list_versions
 from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, render_card
 from hf_vit.hub.card_metadata import NO_LICENSE, check_license, find_metadata_errors, load_facts, select_comparable
@@ -235,7 +235,7 @@ def make_serving_files(config: ModelConfig) -> _Sources:
     lines = [line for line in installed if re.split(r"[^\w-]", line)[0] in _SERVED_BY and ";" not in line]
     lines += ["pillow", *(["scipy"] if "Mask2Former" in config.architecture else [])]
     code = resources.files("hf_vit.hub").joinpath(HANDLER).read_bytes()
-    code += f"\n# Written by hf-vit {versions().get('hf-vit')}.".encode()
+    code += f"\n# Written by hf-vit {list_versions().get('hf-vit')}.".encode()
     code += _SIGNATURE + hashlib.sha256(code).hexdigest().encode() + b"\n"
     return {HANDLER: code, REQUIREMENTS: ("\n".join(sorted(lines)) + "\n").encode()}
 
@@ -306,7 +306,8 @@ def collect_gradio(folder: Path, repo_id: str, **options: Any) -> Contents:
     }
     if not app_files:
         raise UserError(f"the app cannot show the model in {folder}; give a classifier, segmenter or detector")
-    title, license = folder.resolve().name, ModelCard(model.card).data.get("license")
+    title = folder.resolve().name
+    license = ModelCard(model.card).data.get("license")
     header = yaml_dump({"title": title, "sdk": "gradio", "app_file": "app.py", "license": license})
     text = "Runs the model in this repository, written by `hf-vit push --space gradio`."
     app_files |= {
@@ -431,7 +432,8 @@ def _make_card(folder: Path, repo_id: str, license: str | None, share_images: bo
     check_inside(folder, path)
     if path.is_file() and not is_rendered(folder):
         card = path.read_text(encoding="utf-8")
-        if not share_images and (image_plots := sorted(filter(shows_images, _parse_plots(card)))):
+        image_plots = sorted(filter(shows_images, _parse_plots(card)))
+        if image_plots and not share_images:
             raise UserError(
                 f"the card shows {', '.join(image_plots)} with images of the data set; add --share-images "
                 "(share_images=True) to make them public, or remove them from the card"
@@ -452,7 +454,7 @@ def _make_card(folder: Path, repo_id: str, license: str | None, share_images: bo
 
 def list_missing_facts(folder: Path) -> list[str]:
     """Return descriptions of the required facts that facts.json lacks."""
-    origins = Facts.load(folder).origins()
+    origins = Facts.load(folder).list_origins()
     if not origins:
         return [f"the origin of the weights (no record of a training or a conversion in {FACTS_NAME})"]
     latest = origins[-1]

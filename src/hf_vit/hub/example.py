@@ -3,7 +3,7 @@
 import json
 from typing import Literal
 
-from hf_vit.errors import one_line
+from hf_vit.errors import to_one_line
 from hf_vit.hub.model_folder import ModelConfig
 
 # Where the architecture's code comes from: hf_vit, transformers, or the files beside the weights.
@@ -92,7 +92,7 @@ def make_example(config: ModelConfig, repo: str, architecture: Architecture, kee
         imports=imports,
         image=image,
         auto_class=_find_auto_class(config),
-        repo=json.dumps(one_line(repo), ensure_ascii=False),
+        repo=json.dumps(to_one_line(repo), ensure_ascii=False),
         trust=trust,
         processor_trust=trust if config.own_class else "",
         outputs=outputs,

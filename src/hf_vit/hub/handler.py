@@ -36,7 +36,8 @@ TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")  # no format that starts another program
 MAX_IMAGES, MAX_PIXELS, MAX_BYTES = 256, 64 * 10**6, 32 * 10**6
-BATCH, REDIRECTS = 16, 3
+BATCH = 16
+REDIRECTS = 3
 SECONDS, REQUEST_SECONDS = 10, 60  # that the download of one image, and all downloads of a request, may take
 INPUTS = "give an image as bytes, base64 text or an https URL, or a list of these"
 
@@ -78,7 +79,8 @@ class EndpointHandler:
         if hf_vit is not None:
             with contextlib.suppress(hf_vit.UserError):  # a model that it does not know stays as it is
                 model = hf_vit.optimize_for_inference(model)
-        self.model, self.lock = model, threading.Lock()  # a pass uses all cores, so passes take turns
+        self.model = model
+        self.lock = threading.Lock()  # a pass uses all cores, so passes take turns
         is_value = config.problem_type is None and getattr(config, "num_labels", 0) == 1
         self.is_regression = config.problem_type == "regression" or is_value
 
@@ -92,7 +94,8 @@ class EndpointHandler:
         sources: list[Any] = list(inputs) if is_list else [inputs]
         if not 1 <= len(sources) <= MAX_IMAGES:
             raise ValueError(f"the request has {len(sources)} images; give 1 to {MAX_IMAGES}")
-        answers, downloads = list[Any](), _Downloads()
+        answers = list[Any]()
+        downloads = _Downloads()
         for start in range(0, len(sources), BATCH):
             answers += self._answer(sources[start:][:BATCH], start, downloads, options)
         return answers if is_list else answers[0]
@@ -112,7 +115,8 @@ class EndpointHandler:
             if any(isinstance(value, bool) for value in (top_k, threshold)):
                 raise TypeError
             count = None if top_k is None else int(top_k)
-            options["top_k"], options["threshold"] = count, float(threshold)
+            options["top_k"] = count
+            options["threshold"] = float(threshold)
             if isinstance(top_k, float) and not top_k.is_integer():
                 raise ValueError
         except (TypeError, ValueError, OverflowError) as error:
@@ -134,7 +138,8 @@ class EndpointHandler:
 
         They are computed one by one in a dense task, or if their prepared sizes differ.
         """
-        inputs, sizes = list[dict[str, torch.Tensor]](), list[tuple[int, int]]()
+        inputs = list[dict[str, torch.Tensor]]()
+        sizes = list[tuple[int, int]]()
         for number, source in enumerate(sources, start=start):
             image = _read(source, f"image {number}", downloads)  # kept until it is prepared, as it may have 200 MB
             inputs.append(self._prepare(image))
@@ -170,17 +175,16 @@ class EndpointHandler:
     def _classify(self, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> list[Any]:
         """Return labels and scores for every image."""
         config = self.model.config
-        logits = _finite(self.model(**inputs).logits)
-        is_multi_label = config.problem_type == "multi_label_classification"
-        usual = "none" if self.is_regression else "sigmoid" if is_multi_label else "softmax"
-        function = options["function_to_apply"] or usual
+        logits = _to_finite(self.model(**inputs).logits)
+        usual = "sigmoid" if config.problem_type == "multi_label_classification" else "softmax"
+        function = options["function_to_apply"] or ("none" if self.is_regression else usual)
         scores = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid(), "none": logits}[function]
         if self.is_regression:
-            return [[_entry(config, index, score) for index, score in enumerate(row)] for row in scores.tolist()]
+            return [[_make_entry(config, index, score) for index, score in enumerate(row)] for row in scores.tolist()]
         best = scores.sort(dim=-1, descending=True, stable=True)
         rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
         count = options["top_k"]
-        return [[_entry(config, index, score) for score, index in zip(*row, strict=True)][:count] for row in rows]
+        return [[_make_entry(config, index, score) for score, index in zip(*row, strict=True)][:count] for row in rows]
 
     def _extract(self, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> list[Any]:
         """Return the pooled output of every image, else its class token, else the mean of its patches."""
@@ -190,7 +194,7 @@ class EndpointHandler:
         if pooled is None:
             has_class_token = any(name.endswith("cls_token") for name, _ in self.model.named_parameters())
             pooled = states[:, 0] if has_class_token else states.mean(1)
-        return _finite(pooled.flatten(1)).tolist()
+        return _to_finite(pooled.flatten(1)).tolist()
 
     def _segment(self, inputs: dict[str, torch.Tensor], size: tuple[int, int]) -> list[dict[str, Any]]:
         """Return a mask for every class in one image of `size` (height, width) px."""
@@ -212,9 +216,10 @@ class EndpointHandler:
             (objects,) = self.model(**inputs, target_sizes=[size]).detections
         answer: list[dict[str, Any]] = []
         for index in objects["scores"].argsort(descending=True, stable=True).tolist():
-            score, box = float(objects["scores"][index]), objects["boxes"][index].int().tolist()
+            score = float(objects["scores"][index])
+            box = objects["boxes"][index].int().tolist()
             if score > threshold:
-                entry = _entry(self.model.config, int(objects["labels"][index]), score)
+                entry = _make_entry(self.model.config, int(objects["labels"][index]), score)
                 entry["box"] = dict(zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True))
                 if "masks" in objects:
                     entry["mask"] = _encode_mask(objects["masks"][index, 0] >= 0.5)
@@ -238,22 +243,22 @@ def _fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: i
     A copy of `hf_vit.data.transforms.fill_grid`, because this file runs without hf_vit; a test holds them equal.
     """
 
-    def scaled_grid(scale: float) -> tuple[int, int]:
+    def scale_grid(scale: float) -> tuple[int, int]:
         h, w = (max(1, math.ceil(side * scale / px)) for side, px in zip(size, patch, strict=True))
         return h, w
 
     low, high = 1e-6, 100.0
     while high - low >= 1e-5:
         scale = (low + high) / 2
-        low, high = (scale, high) if math.prod(scaled_grid(scale)) <= max_num_patches else (low, scale)
-    return scaled_grid(low)
+        low, high = (scale, high) if math.prod(scale_grid(scale)) <= max_num_patches else (low, scale)
+    return scale_grid(low)
 
 
-def _entry(config: Any, index: int, score: float) -> dict[str, Any]:
+def _make_entry(config: Any, index: int, score: float) -> dict[str, Any]:
     return {"label": config.id2label[index], "score": score}
 
 
-def _finite(values: torch.Tensor) -> torch.Tensor:
+def _to_finite(values: torch.Tensor) -> torch.Tensor:
     """Return values in float32 on the CPU; NaN and infinity are no JSON."""
     if not values.isfinite().all():
         raise ValueError("the model's outputs are not finite (NaN or infinity); its weights are damaged")

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hf_vit.errors import UserError
-from hf_vit.families import DenseHead, dense_head_of, family_of, own_class, problem_type_of
+from hf_vit.families import DenseHead, find_family, find_head_type, find_own_class, get_problem_type
 from hf_vit.repositories.reading import check_file_name, list_shards, read_json_object, refuse_huge
 
 CARD_NAME = "README.md"
@@ -47,17 +47,17 @@ class ModelConfig(BaseModel):
     @property
     def is_multi_label(self) -> bool:
         """Return whether an image may have several classes."""
-        return problem_type_of(self) == "multi_label_classification"
+        return get_problem_type(self) == "multi_label_classification"
 
     @property
     def is_regression(self) -> bool:
         """Return whether the model's head predicts values instead of classes."""
-        return self.is_classifier and problem_type_of(self) == "regression"
+        return self.is_classifier and get_problem_type(self) == "regression"
 
     @property
     def dense_head(self) -> DenseHead | None:
         """Return the segmentation or detection head; None for other models."""
-        return dense_head_of(self.model_type)
+        return find_head_type(self.model_type)
 
     @property
     def backbone(self) -> "ModelConfig":
@@ -68,12 +68,12 @@ class ModelConfig(BaseModel):
     @property
     def is_ours(self) -> bool:
         """Return whether hf_vit contains the architecture."""
-        return family_of(self.model_type) is not None or self.dense_head is not None
+        return find_family(self.model_type) is not None or self.dense_head is not None
 
     @property
     def own_class(self) -> str | None:
         """Return the saved class if it is defined outside hf_vit, else None; see `families.own_class`."""
-        return own_class(self.model_dump())
+        return find_own_class(self.model_dump())
 
     @property
     def code_targets(self) -> list[str]:
@@ -164,7 +164,8 @@ def list_examples(folder: Path) -> list[str]:
 
 def list_code(folder: Path, config: ModelConfig) -> set[str]:
     """Return the code files that `auto_map` of model and image processor names, and the sibling modules they import."""
-    own_class, targets = config.own_class, config.code_targets
+    own_class = config.own_class
+    targets = config.code_targets
     if config.is_ours:
         auto_class = "AutoModel" if config.dense_head is None else config.dense_head.auto_class
         missing = [name for name in ("AutoConfig", auto_class) if name not in (config.auto_map or {}) and not own_class]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_vit.errors import one_line
+from hf_vit.errors import to_one_line
 from hf_vit.results.facts import FACTS_NAME, DataFact, Record, as_fraction
 from hf_vit.results.redaction import redact_message
 
@@ -74,7 +74,8 @@ def _make_entries(record: Record, repo: str) -> "list[EvalResult]":
     if (protocol := find_protocol(record)) is None:
         return []
     data = record.data or DataFact(name="unnamed")
-    name, source = one_line(data.name), _make_facts_url(repo)
+    name = to_one_line(data.name)
+    source = _make_facts_url(repo)
     metric, metrics = PUBLISHED[protocol]
     data_arguments = {"fingerprint": data.fingerprint, "num_images": data.size}
     return [
@@ -83,14 +84,14 @@ def _make_entries(record: Record, repo: str) -> "list[EvalResult]":
             dataset_type=find_hub_dataset(data) or re.sub(r"[^\w.\-]+", "-", name),
             dataset_name=name,
             dataset_config=_find_configuration(data),
-            dataset_split=one_line(data.split) if data.split else None,
+            dataset_split=to_one_line(data.split) if data.split else None,
             dataset_revision=data.revision,
             dataset_args={key: value for key, value in data_arguments.items() if value is not None} or None,
             metric_type=metric,
             metric_name=title,
             metric_value=round_metric(value),
             source_url=source,
-            source_name=one_line(record.command) if source else None,
+            source_name=to_one_line(record.command) if source else None,
         )
         for key, title in metrics.items()
         if (value := as_fraction(record.values.get(key))) is not None
@@ -126,7 +127,7 @@ def _make_notes(data: DataFact, command: str) -> str:
     """Return what the format has no field for: metric, split, number of images, fingerprint and command."""
     parts = ["top-1 accuracy", f"split {data.split}" if data.split else None]
     parts += [f"{data.size:,} images" if data.size else None]
-    parts += [f"fingerprint {data.fingerprint}" if data.fingerprint else None, one_line(command)]
+    parts += [f"fingerprint {data.fingerprint}" if data.fingerprint else None, to_one_line(command)]
     return "; ".join(part for part in parts if part)
 
 

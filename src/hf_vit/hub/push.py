@@ -20,7 +20,7 @@ from huggingface_hub.hf_api import RepoFile, SpaceInfo
 from pydantic import BaseModel, ValidationError
 
 from hf_vit.display import Displayed
-from hf_vit.errors import UserError, one_line
+from hf_vit.errors import UserError, to_one_line
 from hf_vit.hub.contents import Contents, collect, collect_gradio, collect_page, describe_model, find_differences
 from hf_vit.hub.model_folder import CARD_NAME
 from hf_vit.repositories.hub import (
@@ -34,7 +34,7 @@ from hf_vit.repositories.hub import (
 )
 from hf_vit.results.facts import Facts, Record
 from hf_vit.results.redaction import find_secret
-from hf_vit.results.writing import scratch_folder
+from hf_vit.results.writing import make_scratch_folder
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedModel
@@ -153,7 +153,7 @@ def push_to_hub(
         source: folder of a saved model, or a model object.
         repo_id: "user/name", or "name" for a repository of your own.
         processor: image processor for a model object.
-        facts: records for a model object (see `hf_vit.results.facts.new_record`); a folder has its own facts.json.
+        facts: records for a model object (see `hf_vit.results.facts.make_record`); a folder has its own facts.json.
         card: README.md for a model object; by default it is rendered from the facts.
         license: Hub license id; by default the one in the folder's card, else the base model's.
         private: create the repository as private.
@@ -180,7 +180,8 @@ def push_to_hub(
     check_repo_id(repo_id)
     public_texts = {"name": repo_id, "branch": revision, "tag": tag, "title": message, "collection": collection}
     for name, value in public_texts.items():
-        if value is not None and (token_kind := find_secret(value)) is not None:
+        token_kind = find_secret(value or "")
+        if token_kind is not None:
             raise UserError(f"the {name} looks like {token_kind} and would be public; choose another {name}")
     sdk: str | None = "static" if space is True else space or None
     if sdk not in (None, "static", "gradio"):
@@ -190,7 +191,7 @@ def push_to_hub(
 
     def report_line(line: str) -> None:
         if report is not None:
-            report(one_line(line))  # one line, as it may contain text from the server
+            report(to_one_line(line))  # one line, as it may contain text from the server
 
     push = Push(repo_id, private, revision, create_pr, tag, collection, token, sdk, report_line)
     with _make_shards_folder() as scratch:
@@ -248,7 +249,7 @@ def _save_model(
 @contextmanager
 def _make_shards_folder() -> Generator[Path]:
     """Yield a temporary folder for shards, which may be large; it is also removed if the process receives SIGTERM."""
-    with scratch_folder("push") as folder:
+    with make_scratch_folder("push") as folder:
 
         def remove_and_exit(number: int, frame: object) -> None:
             """Remove the folder and end the process with the signal's exit code."""
@@ -303,7 +304,8 @@ class Push:
                 "the merge"
             )
         check_repo_id(self.repo_id)
-        self.api, self.has_token = HfApi(token=self.token), self.token is not None
+        self.api = HfApi(token=self.token)
+        self.has_token = self.token is not None
         self.token_source = describe_token(self.has_token)
         self.repo_type: Literal["model", "space"] = "space" if self.sdk else "model"
         self.branch = self.revision or "main"
@@ -357,7 +359,8 @@ class Push:
         self.tags = {ref.name: ref.target_commit for ref in refs.tags}
         if self.branch in self.tags:
             raise UserError(f"{self.branch} is a tag of {self.repo_id}, and tags cannot be moved; push to a branch")
-        self.exists, self.branch_exists = True, self.branch in heads
+        self.exists = True
+        self.branch_exists = self.branch in heads
         self.parent = heads.get(self.branch) or heads["main"]
         self.remote = self._list_files(self.parent)
         return None
@@ -388,7 +391,8 @@ class Push:
             message: title of the commit.
             dry_run: run all checks without changing anything.
         """
-        self.contents, self.stale = contents, contents.find_stale(self.remote)
+        self.contents = contents
+        self.stale = contents.find_stale(self.remote)
         is_current = self.exists and self._matches_contents(self.remote)
         self._check_tag(is_current)
         self._check_card(contents.card)
@@ -400,7 +404,8 @@ class Push:
                 self._attempt("creating the branch", self._create_branch)
             self._create_tag(self.parent)
             return self._make_result(self.parent, changed=False)
-        if self.create_pr and (open_pull_request := self._attempt("reading pull requests", self._find_pull_request)):
+        open_pull_request = self._attempt("reading pull requests", self._find_pull_request) if self.create_pr else None
+        if open_pull_request:
             return self._make_result(open_pull_request[0], changed=False, pull_request=open_pull_request[1])
         self._create_repository()
         commit, pull_request = self._attempt("the upload", lambda: self._commit(message), self._find_lost_commit)
@@ -500,7 +505,8 @@ class Push:
 
     def _find_pull_request(self) -> tuple[str, str] | None:
         """Return commit and URL of an open pull request with exactly these contents; None if there is none."""
-        if not (refs := self.api.list_repo_refs(**self._repository, include_pull_requests=True).pull_requests):
+        refs = self.api.list_repo_refs(**self._repository, include_pull_requests=True).pull_requests
+        if not refs:
             return None
         opened = self.api.get_repo_discussions(
             **self._repository, discussion_type="pull_request", discussion_status="open"
@@ -514,8 +520,7 @@ class Push:
 
     def _list_heads(self) -> dict[str, str]:
         """Return the commit of every branch."""
-        refs = self.api.list_repo_refs(**self._repository)
-        return {ref.name: ref.target_commit for ref in refs.branches}
+        return {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self._repository).branches}
 
     def _list_files(self, revision: str) -> dict[str, RepoFile]:
         """Return the files of the repository at a revision."""
@@ -535,9 +540,13 @@ class Push:
 
     def add_to_collection(self) -> str:
         """Add the repository to the collection, given by slug or title, and return the collection's URL."""
-        slug, owner = str(self.collection), self.repo_id.partition("/")[0]
+        slug = str(self.collection)
         if "/" not in slug:
-            settings: dict[str, Any] = {"title": slug, "namespace": owner, "private": self.private}
+            settings: dict[str, Any] = {
+                "title": slug,
+                "namespace": self.repo_id.partition("/")[0],
+                "private": self.private,
+            }
             slug = self._attempt(
                 "creating the collection", lambda: self.api.create_collection(**settings, exists_ok=True).slug
             )
@@ -585,7 +594,8 @@ class Push:
 
     def _explain_size(self, error: Exception) -> str | None:
         """Return an explanation of a failure due to file size, naming the file; None for other failures."""
-        files, response = self.contents.files.values(), find_response(error)
+        files = self.contents.files.values()
+        response = find_response(error)
         text_files = [file for file in files if file.is_text]  # text files are sent inside the commit
         stored_files = [file for file in files if not file.is_text]
         if response is not None and response.status_code == 413 and "/commit/" in str(response.url):

@@ -13,13 +13,13 @@ from pathlib import Path
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.hf_api import RepoFile
 
-from hf_vit.errors import UserError, one_line
+from hf_vit.errors import UserError, to_one_line
 from hf_vit.hub.contents import SharedFile, find_differences
 from hf_vit.hub.example import make_example
 from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, keeps_shapes, list_weights, read_config
 from hf_vit.repositories.hub import check_repo_id, retry
 from hf_vit.repositories.reading import check_references, guard_hub_access, list_indexed_files
-from hf_vit.results.writing import scratch_folder
+from hf_vit.results.writing import make_scratch_folder
 
 _BLOCK = re.compile(r"^(`{3,})python\n(.*?)^\1`*\s*$", re.MULTILINE | re.DOTALL)
 _REPO_LINE = re.compile(r'^repo = "(.*)"$', re.MULTILINE)
@@ -156,7 +156,7 @@ def run_examples(
         )
     examples, not_run = _collect_examples(repo_id, folder, blocks, package_example, trust_remote_code)
     if not examples:
-        reasons = [f"the architecture '{one_line(config.model_type)}' is defined by code in {repo_id}", *not_run]
+        reasons = [f"the architecture '{to_one_line(config.model_type)}' is defined by code in {repo_id}", *not_run]
         raise UserError(f"all checksums match, but no example was run: {'; '.join(reasons)}")
     outputs: dict[str, str] = {}
     for name, code in examples.items():
@@ -198,7 +198,7 @@ def _run_example(name: str, code: str) -> str:
     from PIL import Image
 
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    with scratch_folder("verify") as scratch:
+    with make_scratch_folder("verify") as scratch:
         Image.fromarray(pixels).save(scratch / "image.png")
         return run_program(name, code, scratch)
 
@@ -215,7 +215,7 @@ def run_program(name: str, code: str, folder: Path, seconds: float = _EXAMPLE_SE
         process = subprocess.run(
             [sys.executable, "-c", code if "import hf_vit" in code else _BLOCK_PACKAGE + code],
             cwd=folder,
-            env=_safe_environment(str(folder)),
+            env=_make_safe_environment(str(folder)),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -229,13 +229,13 @@ def run_program(name: str, code: str, folder: Path, seconds: float = _EXAMPLE_SE
     if process.returncode:
         lines = process.stderr.strip().splitlines() or ["no message"]
         raise UserError(
-            f"{name} failed: {one_line(lines[-1])}; correct the example in the card, or push the model again "
+            f"{name} failed: {to_one_line(lines[-1])}; correct the example in the card, or push the model again "
             "with hf-vit push"
         )
-    return one_line(process.stdout)
+    return to_one_line(process.stdout)
 
 
-def _safe_environment(home: str) -> dict[str, str]:
+def _make_safe_environment(home: str) -> dict[str, str]:
     """Return environment variables for an example: no secrets, no access to the Hub, an empty home."""
     variables = {name: value for name, value in os.environ.items() if _SAFE_VARIABLES.fullmatch(name.upper())}
     return variables | {

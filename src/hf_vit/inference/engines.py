@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn.modules import module as modules
 from transformers.utils.generic import can_return_tuple
 
-from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Graph, Runtime, graph_cache
-from hf_vit.conversion.targets.graphs.tracing import onnx_of_batches
-from hf_vit.environment import cpu_capabilities, cpu_name, has_avx2_alone, versions
-from hf_vit.errors import UserError, one_line
+from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Graph, Runtime, get_graph_cache
+from hf_vit.conversion.targets.graphs.tracing import export_onnx_of_batches
+from hf_vit.environment import get_cpu_capabilities, has_avx2_alone, list_versions, read_cpu_name
+from hf_vit.errors import UserError, to_one_line
 from hf_vit.families import FAMILIES
 from hf_vit.inference.freezing import add_base
 from hf_vit.inference.layers import Dense, FusedAttention
@@ -36,7 +36,7 @@ from hf_vit.inference.plan import (
     make_plan,
 )
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel, classifier_loss
+from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel, compute_classifier_loss
 
 ENGINES: dict[str, Runtime] = {name: RUNTIMES[name] for name in ("openvino", "onnxruntime")}
 _Placement = tuple[torch.dtype, torch.device]
@@ -148,7 +148,9 @@ class EngineClassifier(HfPreTrainedModel):
             options = {name: value for name, value in kwargs.items() if name != "num_items_in_batch"}
             graph_outputs = encoder.run_graph(self.outputs.names, pixel_values, patch_attention_mask, options)
             if graph_outputs is not None:
-                loss = classifier_loss(graph_outputs["logits"], labels, self.config, kwargs.get("num_items_in_batch"))
+                loss = compute_classifier_loss(
+                    graph_outputs["logits"], labels, self.config, kwargs.get("num_items_in_batch")
+                )
                 return self.outputs.output_class(loss=loss, **graph_outputs)
         return super().forward(pixel_values, labels=labels, patch_attention_mask=patch_attention_mask, **kwargs)
 
@@ -167,7 +169,7 @@ def _are_finite_and_small(values: torch.Tensor) -> bool:
         return bool(array.max() < _LARGEST and array.min() > -_LARGEST)
 
 
-def _encoders_in(model: nn.Module) -> list[nn.Module]:
+def _find_encoders(model: nn.Module) -> list[nn.Module]:
     """Return the bare models in a model that an engine can compute."""
     excluded_modules = {
         child for module in model.modules() if isinstance(module, _MODELS_WITHOUT_GRAPH) for child in module.modules()
@@ -199,7 +201,7 @@ def choose_engine(name: str, model: nn.Module, placement: _Placement, options: M
         return None
     axial = FAMILIES["axial"].classes["model"]
     is_slow = has_avx2_alone() or placement[0] != torch.float32
-    if name == "auto" and not is_slow and any(type(encoder) is axial for encoder in _encoders_in(model)):
+    if name == "auto" and not is_slow and any(type(encoder) is axial for encoder in _find_encoders(model)):
         return None
     engine = ENGINES["openvino" if name == "auto" else name]
     obstacle = _find_obstacle(engine, model, placement, options)
@@ -213,7 +215,7 @@ def _find_obstacle(
 ) -> str | None:
     """Return why an engine cannot compute a model, in words that follow the engine's name; None if it can."""
     dtype, device = placement
-    if missing := engine.missing():
+    if missing := engine.list_missing():
         return f'needs {", ".join(missing)}; install with pip install "hf-vit[{engine.engine_extra}]"'
     if option := next((f"{name}={value!r}" for name, value in options.items() if value), None):
         return f"cannot be combined with {option}; leave one of them out"
@@ -222,7 +224,7 @@ def _find_obstacle(
     if dtype not in engine.dtypes:
         dtypes = " or ".join(str(module).removeprefix("torch.") for module in engine.dtypes)
         return f"needs a model in {dtypes}, but it is in {str(dtype).removeprefix('torch.')}; load it in float32"
-    encoders = _encoders_in(model)
+    encoders = _find_encoders(model)
     if not encoders:
         return f"only runs bare models and classifiers, but the model is a {type(model).__name__}; leave engine out"
     graph_modules = {
@@ -248,7 +250,7 @@ def make_engine_changes(model: nn.Module, engine: Runtime, dtype: torch.dtype, p
     classifiers = {member.base_model: member for member in model.modules() if _is_classifier(member)}
     changes = list[Change]()
     try:
-        for encoder in _encoders_in(model):
+        for encoder in _find_encoders(model):
             classifier = classifiers.get(encoder)
             graph_model = encoder if classifier is None else classifier
             graph, outputs, *classifier_outputs = _make_graph(graph_model, engine, dtype, num_read.get(encoder))
@@ -263,7 +265,7 @@ def make_engine_changes(model: nn.Module, engine: Runtime, dtype: torch.dtype, p
     except (MemoryError, UserError):
         raise
     except Exception as error:  # exporter and engines have a class for every reason
-        reason = f"{engine.package} cannot run this {type(model).__name__} ({one_line(error)})"
+        reason = f"{engine.package} cannot run this {type(model).__name__} ({to_one_line(error)})"
         raise UserError(f"{reason}; use engine='torch'") from error
     return changes
 
@@ -283,7 +285,8 @@ class _ExportedPass(nn.Module):
 
     def __init__(self, model: Any, only_for_head: bool) -> None:
         super().__init__()
-        self.model, self.options = model, {"only_for_head": True} if only_for_head else {}
+        self.model = model
+        self.options = {"only_for_head": True} if only_for_head else {}
 
     def outputs(self, pixel_values: torch.Tensor) -> list[Any]:
         """Return the outputs of the bare model and, for a classifier, its own."""
@@ -305,10 +308,10 @@ def _make_graph(
     model_copy: Any = copy.deepcopy(model).float().eval()
     model_copy.set_attn_implementation("eager")  # torch cannot export sdpa with a bias; engines fuse it themselves
     entry = None
-    folder = graph_cache() if engine.keeps_graphs and _is_of_packages(model_copy) else None
+    folder = get_graph_cache() if engine.keeps_graphs and _is_of_packages(model_copy) else None
     if folder is not None:
         with suppress(metadata.PackageNotFoundError):  # without versions nothing is kept
-            entry = folder / f"{_fingerprint(model_copy, engine, num_read)}.graph"
+            entry = folder / f"{_hash_graph_inputs(model_copy, engine, num_read)}.graph"
     plan = make_plan(model_copy, torch.float32)
     if engine.has_channels_last:
         plan.changes += list_channelwise_norms(model_copy)
@@ -330,23 +333,23 @@ def _make_graph(
     outputs = [Outputs(type(output), tuple(output)) for output in all_outputs]
     # A graph of one image size is faster to make and to run; torch computes the other sizes.
     names = [name for group in outputs for name in group.names]
-    return engine.compile_once(lambda: onnx_of_batches(one_pass, images, names), entry, dtype), *outputs
+    return engine.compile_once(lambda: export_onnx_of_batches(one_pass, images, names), entry, dtype), *outputs
 
 
 @functools.cache
-def _code_digest() -> str:
+def _hash_code() -> str:
     """Return a digest of this package's code."""
     package = Path(__file__).parents[1]
     files = sorted([*package.glob("*.py"), *package.glob("*/**/*.py")])  # the second follows links to folders
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _fingerprint(model: Any, engine: Runtime, num_read: int | None) -> str:
+def _hash_graph_inputs(model: Any, engine: Runtime, num_read: int | None) -> str:
     """Return a digest of all that decides a model's graph: code, libraries, processor, modules, settings, weights."""
     libraries = {name: metadata.version(name) for name in (engine.package, "onnx", "onnxscript")}
-    processor = cpu_name(), dict(cpu_capabilities())
+    processor = read_cpu_name(), dict(get_cpu_capabilities())
     config = {name: value for name, value in model.config.to_dict().items() if "name_or_path" not in name}
-    facts = _code_digest(), versions(), libraries, processor, config, num_read
+    facts = _hash_code(), list_versions(), libraries, processor, config, num_read
     digest = hashlib.sha256(repr(facts).encode())
     numbers: dict[nn.Module, int] = {}  # layers may share a module
     for name, module in model.named_modules(remove_duplicate=False):

@@ -78,7 +78,8 @@ class Dense(Merged):
         bias = None if bias is None else bias.to(dtype)
         if scale is not None:
             factor = scale.lambda1.to(dtype)
-            weight, bias = weight * factor[:, None], None if bias is None else bias * factor
+            weight = weight * factor[:, None]
+            bias = None if bias is None else bias * factor
         dense = cls(weight, bias)
         dense.inputs = getattr(next(iter(linears)), "inputs", None)
         return dense
@@ -166,8 +167,7 @@ class FusedAttention(HfViTAttention, Merged):
         if num_queries is None:
             output, probabilities = self.attend(hidden_states, attention_mask, **kwargs)
         else:
-            rotation = kwargs.get("rotation")
-            output = self.attend_first(num_queries, hidden_states, attention_mask, rotation)
+            output = self.attend_first(num_queries, hidden_states, attention_mask, kwargs.get("rotation"))
             probabilities = None
         if self.inner_layernorm is not None:
             output = self.inner_layernorm(output)
@@ -276,7 +276,8 @@ class PatchProduct(nn.Module):
 
     def __init__(self, projection: nn.Conv2d, dtype: torch.dtype) -> None:
         super().__init__()
-        kernel, bias = projection.weight.to(dtype), projection.bias
+        kernel = projection.weight.to(dtype)
+        bias = projection.bias
         self.patch: Sequence[int] = kernel.shape[2:]
         self.dense = Dense(kernel.permute(0, 2, 3, 1).flatten(1), None if bias is None else bias.to(dtype))
 
@@ -311,7 +312,8 @@ class StandardizedConv2d(StdConv2d):
         """Standardize the kernel of a convolution once."""
         standardized = derive(cls, conv)
         bias = None if conv.bias is None else conv.bias.detach().to(dtype)
-        standardized._parameters, standardized._buffers = {}, {"weight": conv.weight.detach().to(dtype), "bias": bias}
+        standardized._parameters = {}
+        standardized._buffers = {"weight": conv.weight.detach().to(dtype), "bias": bias}
         kernel = StdConv2d.standardized(standardized).contiguous(memory_format=torch.channels_last)
         standardized._buffers = {"kernel": kernel, "bias": bias}
         return standardized
@@ -322,7 +324,7 @@ class StandardizedConv2d(StdConv2d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         inputs = input.to(self.kernel.dtype)
         # In an engine's graph a 1x1 kernel as a product would need two transposes.
-        outputs = self.convolved(inputs, self.kernel) if torch.compiler.is_exporting() else super().forward(inputs)
+        outputs = self.convolve(inputs, self.kernel) if torch.compiler.is_exporting() else super().forward(inputs)
         return outputs.to(input.dtype)
 
 

@@ -20,9 +20,9 @@ from hf_vit.inference.engines import EngineEncoder
 from hf_vit.inference.freezing import Frozen, add_base
 from hf_vit.inference.layers import derive
 from hf_vit.inference.plan import has_custom_attention, has_listeners
-from hf_vit.models.embeddings_hf_vit import Grid, Tokens, find_image_grids, top_left_indices
+from hf_vit.models.embeddings_hf_vit import Grid, Tokens, compute_top_left_indices, find_image_grids
 from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
-from hf_vit.models.modeling_hf_vit import HfViTBaseModel, HfViTModel, patch_token_slice
+from hf_vit.models.modeling_hf_vit import HfViTBaseModel, HfViTModel, get_patch_token_slice
 
 Model = TypeVar("Model", bound=nn.Module)
 WITHIN_IMAGES = "within_images"
@@ -62,7 +62,8 @@ def _attend_by_varlen(query: Any, key: Any, value: Any, scaling: float, images: 
     from torch.nn.attention.varlen import varlen_attn
 
     lengths = torch.tensor([0, *(length for count, length in images for _ in range(count))], device=query.device)
-    starts, longest = lengths.cumsum(0, dtype=torch.int32), max(length for _, length in images)
+    starts = lengths.cumsum(0, dtype=torch.int32)
+    longest = max(length for _, length in images)
     query, key, value = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))  # [T, A, K]
     window = (-1, 0) if is_causal else (-1, -1)
     output: Any = varlen_attn(query, key, value, starts, starts, longest, longest, scale=scaling, window_size=window)
@@ -152,17 +153,17 @@ class UnpaddedModel(HfViTBaseModel):
     def _pad(self, parts: list[torch.Tensor], sizes: dict[Grid, list[int]], batch: int, grid: Grid) -> torch.Tensor:
         """Put tokens, grouped by image size, into [B, n, D], each image at the top left of the padded grid."""
         special = self.config.num_special_tokens
-        patch_slice = patch_token_slice(self.config)
+        patch_slice = get_patch_token_slice(self.config)
         padded = parts[0].new_zeros(batch, special + grid[0] * grid[1], parts[0].shape[2])
 
-        def special_slice(h: int, w: int) -> slice:
+        def slice_special(h: int, w: int) -> slice:
             return slice(h * w, None) if self.config.is_causal else slice(special)
 
         for part, (image_grid, images) in zip(parts, sizes.items(), strict=True):
             rows = torch.tensor(images, device=part.device)
-            patches = top_left_indices(image_grid, grid, part.device)
+            patches = compute_top_left_indices(image_grid, grid, part.device)
             padded[:, patch_slice][rows[:, None], patches] = part[:, patch_slice]
-            padded[rows, special_slice(*grid)] = part[:, special_slice(*image_grid)]
+            padded[rows, slice_special(*grid)] = part[:, slice_special(*image_grid)]
         return padded
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hf_vit.environment import cpu_capabilities, emulates_bfloat16, keep_freed_memory
-from hf_vit.errors import UserError, enough_memory
+from hf_vit.environment import emulates_bfloat16, get_cpu_capabilities, keep_freed_memory
+from hf_vit.errors import UserError, report_full_memory
 from hf_vit.inference.calibration import recorded_inputs
 from hf_vit.inference.engines import ENGINES, choose_engine, list_engine_modules, make_engine_changes
 from hf_vit.inference.freezing import REMEDY, add_base, freeze, refuse_gradients
@@ -41,10 +41,10 @@ from hf_vit.models.modeling_hf_vit import (
     HfViTBaseModel,
     HfViTModel,
     compute_attention_probabilities,
-    patch_token_slice,
+    get_patch_token_slice,
 )
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
-from hf_vit.models.resnet_hf_vit import ResNetBottleneck, channels_last
+from hf_vit.models.resnet_hf_vit import ResNetBottleneck, to_channels_last
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -119,7 +119,9 @@ def optimize_for_inference(
     if compile:
         finish = as_built
     with (
-        enough_memory("the model's weights a second time", "use the model as it is, or a machine with more memory"),
+        report_full_memory(
+            "the model's weights a second time", "use the model as it is, or a machine with more memory"
+        ),
         recorded_inputs(model, calibrate),
     ):
         plan = make_plan(model, torch.float32 if is_emulated or quantize is not None else dtype, finish)
@@ -152,7 +154,7 @@ def compile_frozen(model: nn.Module) -> None:
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     # On AMD's CPUs float32 products are faster in oneDNN than in Intel's MKL, which inductor uses. A CPU with AMX is
     # excluded, as oneDNN could use the lower precision that is allowed below.
-    capabilities = cpu_capabilities()
+    capabilities = get_cpu_capabilities()
     mkl_is_slow = str(capabilities.get("cpu_name")).startswith("AMD") and not capabilities.get("amx_tile")
     use_onednn = _use_onednn_products if on_cpu and mkl_is_slow else nullcontext
     model.compile(dynamic=False)
@@ -205,9 +207,9 @@ class CachingEmbeddings(HfViTEmbeddings):
     cache: dict[str, dict[Any, Any]]
     tables: tuple[HfViTEmbeddings]  # in a tuple, which makes it no submodule
 
-    def position_table(self, grid: Grid, like: torch.Tensor) -> Rows:
+    def compute_position_table(self, grid: Grid, like: torch.Tensor) -> Rows:
         """Return the position embeddings of a grid from the cache, or compute and cache them."""
-        return self._find("position_table", grid, like)
+        return self._find("compute_position_table", grid, like)
 
     def rotation(self, grid: Grid, like: torch.Tensor, image_grids: list[Grid] | None = None) -> Rotation | None:
         """Return the rotation of a grid from the cache, or compute and cache it; padded batches are not cached."""
@@ -218,7 +220,8 @@ class CachingEmbeddings(HfViTEmbeddings):
         compute = getattr(self.tables[0], method)
         if type(like) is not torch.Tensor:  # a tracer's tensor, which may have no values
             return compute(grid, like)
-        cache, key = self.cache.setdefault(method, {}), (grid, like.dtype, like.device, is_graph())
+        cache = self.cache.setdefault(method, {})
+        key = (grid, like.dtype, like.device, is_graph())
         value = cache.get(key)
         if value is None:
             if len(cache) >= KEPT_GRIDS:
@@ -246,7 +249,8 @@ class PortionedAttention(HfAxialResNetAttention):
         self, qkv: torch.Tensor, scales: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor, to_v: torch.Tensor
     ) -> torch.Tensor:
         """Attend along as many lines at a time as fit into the cache of a CPU."""
-        compute, offsets = super().attend_lines, (to_q, to_k, to_v)
+        compute = super().attend_lines
+        offsets = (to_q, to_k, to_v)
         if qkv.device.type != "cpu":
             return compute(qkv, scales, *offsets)
         lines_per_portion = max(CACHED_LOGITS // (HEADS * qkv.shape[2] ** 2), 1)
@@ -277,7 +281,7 @@ def _normalize(norm: nn.GroupNorm, features: torch.Tensor) -> torch.Tensor:
     """
     is_slow = features.device.type == "cpu" and features.dtype == torch.bfloat16
     if is_slow and features.shape[2] * features.shape[3] < SMALL_MAP and norm.num_channels <= 8 * norm.num_groups:
-        return channels_last(norm(features.contiguous()))
+        return to_channels_last(norm(features.contiguous()))
     return norm(features)
 
 
@@ -388,15 +392,15 @@ class MergingLayer(FusedLayer):
         )
         num_queries = self.num_read if only_for_head else None
         query, key, value = self.attention.project(self.layernorm_before(hidden_states))
-        query, bias = query[:, :, :num_queries], groups.attention_bias
-        output = F.scaled_dot_product_attention(query, key, value, bias, scale=self.attention.scaling)
+        query = query[:, :, :num_queries]
+        output = F.scaled_dot_product_attention(query, key, value, groups.attention_bias, scale=self.attention.scaling)
         hidden_states = self.attention.o_proj(output.transpose(1, 2).flatten(2), hidden_states[:, :num_queries])
         if num_queries is None and not self.is_last:
             hidden_states = groups.merge(hidden_states, key.mean(dim=1))
         hidden_states = self.mlp(self.layernorm_after(hidden_states), hidden_states)
         return groups.spread(hidden_states) if num_queries is None and self.is_last else hidden_states
 
-    def merged_map(self, hidden_states: torch.Tensor, groups: TokenGroups) -> torch.Tensor:
+    def compute_merged_map(self, hidden_states: torch.Tensor, groups: TokenGroups) -> torch.Tensor:
         """Return this block's map [B, A, N, N] over all tokens of the image, for its input [B, n, D]."""
         query, key = self.attention.query_and_key(self.layernorm_before(hidden_states))
         return groups.spread_map(
@@ -410,7 +414,7 @@ class MergingModel(HfViTBaseModel):
     num_merged: int
     checked_grids: set[Grid]  # those for which it was checked that enough tokens are left
 
-    def new_groups(self) -> TokenGroups:
+    def make_groups(self) -> TokenGroups:
         """Return groups for one pass."""
         return TokenGroups(self.num_merged, self.config.num_special_tokens)
 
@@ -432,7 +436,7 @@ class MergingModel(HfViTBaseModel):
         if not is_graph() and grid not in self.checked_grids:
             self.checked_grids.add(grid)
             _warn_of_few_tokens(self, grid, self.num_merged)
-        kwargs["groups"] = self.new_groups()
+        kwargs["groups"] = self.make_groups()
         return super().forward(pixel_values, **kwargs)
 
     def attention_maps(
@@ -441,13 +445,15 @@ class MergingModel(HfViTBaseModel):
         """Return attention maps over all patches, merged ones included; see `HfViTModel.attention_maps`."""
         _refuse_padding(patch_attention_mask)
         indices = self._resolve_layers(layers)
-        tokens, groups = self.embed(pixel_values, None), self.new_groups()
-        hidden_states, maps = tokens.hidden_states, dict[int, Any]()
+        tokens = self.embed(pixel_values, None)
+        groups = self.make_groups()
+        hidden_states = tokens.hidden_states
+        maps = dict[int, Any]()
         for index, layer in enumerate(self.layer_sequence()):
             if index in indices:
-                maps[index] = layer.merged_map(hidden_states, groups)
+                maps[index] = layer.compute_merged_map(hidden_states, groups)
             hidden_states = layer(hidden_states, groups=groups)
-        return AttentionMaps(maps, tokens.grid, patch_token_slice(self.config))
+        return AttentionMaps(maps, tokens.grid, get_patch_token_slice(self.config))
 
 
 def _refuse_padding(patch_attention_mask: Any) -> None:

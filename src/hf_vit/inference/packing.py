@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from hf_vit.environment import cpu_capabilities, has_avx2_alone, sums_int8_in_16_bits
+from hf_vit.environment import get_cpu_capabilities, has_avx2_alone, sums_int8_in_16_bits
 from hf_vit.errors import UserError
 from hf_vit.inference.calibration import round_weights, smooth
 from hf_vit.inference.freezing import REMEDY, add_base, refuse_gradients
@@ -41,14 +41,18 @@ _CONVOLUTION: Any = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
 _TAKES_BFLOAT16: Any = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
 _GELU_IN_PLACE: Any = torch.ops.aten.gelu_
 # GELU returns at least this; in uint8 its zero has this level, and that of inputs of both signs the other one.
-_LEAST_GELU, _GELU_ZERO, _ZERO = -0.1701, 24, 128
+_LEAST_GELU = -0.1701
+_GELU_ZERO = 24
+_ZERO = 128
 _LIKE_GELU = (nn.ReLU, type(ACT2FN["quick_gelu"]))
 _INT8_PACK: Any = getattr(torch.ops.onednn, "qlinear_prepack", None)
 _INT8_LINEAR: Any = getattr(torch.ops.onednn, "qlinear_pointwise", None)
 
 # Attention by products: probabilities computed at a time, which fit a core's cache; the most per image, above which
 # torch's kernel is as fast and needs less memory; the fewest per batch, below which one call beats three.
-_PORTION, _MOST_PAIRS, _FEWEST_PAIRS = 2**20, 2**24, 2**15
+_PORTION = 2**20
+_MOST_PAIRS = 2**24
+_FEWEST_PAIRS = 2**15
 
 
 def pack(module: nn.Module, in_int8: bool = False) -> nn.Module:
@@ -83,7 +87,8 @@ def pack(module: nn.Module, in_int8: bool = False) -> nn.Module:
         is_half = getattr(qkv, "computed_in", None) == torch.bfloat16
         # q must keep the dtype of the tables, or of the norm's weights
         keeps_dtype = module.config.position_embedding.startswith("relative") or module.config.use_qk_norm
-        if (is_quantized or is_half) and attend_by_products(module) and is_quantized and not keeps_dtype:
+        attends = (is_quantized or is_half) and attend_by_products(module)
+        if attends and is_quantized and not keeps_dtype:
             qkv.outputs_dtype = torch.bfloat16
     return module
 
@@ -114,7 +119,8 @@ class PackedDense(Merged):
 
     def __init__(self, dense: Dense) -> None:
         super().__init__()
-        self.approximate, self.computed_in = dense.approximate, dense.merged_weight.dtype
+        self.approximate = dense.approximate
+        self.computed_in = dense.merged_weight.dtype
         self.fuses_gelu = not has_avx2_alone()
         self.packed_weight = _REORDER(dense.merged_weight, _ROWS)
         self.packed_bias = dense.merged_bias
@@ -206,7 +212,8 @@ class QuantizedDense(Merged):
 
     def __init__(self, dense: Dense) -> None:
         super().__init__()
-        self.approximate, weight = dense.approximate, dense.merged_weight.float()
+        self.approximate = dense.approximate
+        weight = dense.merged_weight.float()
         levels = 64 if sums_int8_in_16_bits() else 127  # 2 * 255 * 64 fits into 16 bits
         self.weight_scales = weight.abs().amax(dim=1).clamp(min=1e-12) / levels
         rounded = round_weights(weight / self.weight_scales[:, None], levels, dense.inputs).to(torch.int8)
@@ -226,7 +233,7 @@ class QuantizedDense(Merged):
             return values.new_empty(shape, dtype=dtype)
         weight = (self.packed_weight, self.weight_scales, self.weight_zeros)
         if residual is not None:
-            scales, zero = self._token_scales(values)
+            scales, zero = self._compute_token_scales(values)
             rounded = (values * scales.reciprocal()).add_(_ROUNDING + zero)
             quantized = rounded.view(torch.int32).to(torch.uint8)
             outputs = _INT8_LINEAR(quantized, 1.0, zero, *weight, None, 1.0, 0, torch.float32, "none", [], "")
@@ -247,7 +254,7 @@ class QuantizedDense(Merged):
         outputs = _INT8_LINEAR(quantized, scale, zero, *weight, self.packed_bias, *into, *operation)
         return outputs.to(dtype).view(shape)
 
-    def _token_scales(self, values: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def _compute_token_scales(self, values: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Return the step of each row of inputs, [n, 1], and the level of zero, which is the same for all."""
         highest = values.amax(dim=1, keepdim=True)
         if self.reads_gelu:
@@ -290,7 +297,7 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling
 
 def attend_by_products(attention: nn.Module) -> bool:
     """Make an attention use explicit products where this was measured to be faster; return whether it does."""
-    capabilities = cpu_capabilities()
+    capabilities = get_cpu_capabilities()
     is_faster = bool(capabilities.get("avx512_bf16")) and not capabilities.get("amx_bf16")
     if is_faster:
         attention.__class__ = add_base(type(attention), base=ProductAttention)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hf_vit.errors import UserError, one_line
+from hf_vit.errors import UserError, to_one_line
 from hf_vit.inference.freezing import RECORDING, REMEDY, Guarded, add_base, guard_of
 from hf_vit.inference.layers import (
     FUSED_ATTENTIONS,
@@ -100,17 +100,18 @@ def check_model(model: object) -> tuple[torch.dtype, torch.device]:
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"a {type(model).__name__} is not a model; give a model that hf_vit loaded")
-    modules, class_name = dict(model.named_modules()), type(model).__name__
+    modules = dict(model.named_modules())
+    class_name = type(model).__name__
     if any(isinstance(module, Guarded) for module in modules.values()):
         raise UserError(f"the model is already optimized; use it as it is, or, to change it, {REMEDY}")
     try:
         add_base(type(model), base=guard_of(model))
     except Exception as error:  # code of a user's metaclass may raise anything
         raise UserError(
-            f"{class_name} cannot be subclassed to guard it ({one_line(error)}); optimize the hf_vit model inside it"
+            f"{class_name} cannot be subclassed to guard it ({to_one_line(error)}); optimize the hf_vit model inside it"
         ) from error
     for name, module in modules.items():
-        if (remedy := _remedy_for(module)) is not None:
+        if (remedy := _find_remedy(module)) is not None:
             raise UserError(f"{_describe(name, module)}; {remedy}")
         if module._compiled_call_impl is not None:
             raise UserError(f"{name or 'the model'} is compiled; {_REMEDIES['torch._dynamo.']}")
@@ -143,7 +144,7 @@ def _describe(name: str, module_or_tensor: object) -> str:
     return f"{name or 'the model'} is a {type(module_or_tensor).__module__}.{type(module_or_tensor).__qualname__}"
 
 
-def _remedy_for(module_or_tensor: object) -> str | None:
+def _find_remedy(module_or_tensor: object) -> str | None:
     """Return what the user must do first with a module or tensor of this class; None if it is a usual one."""
     origin = f"{type(module_or_tensor).__module__}."
     return next((remedy for prefix, remedy in _REMEDIES.items() if origin.startswith(prefix)), None)
@@ -173,7 +174,7 @@ def _find_placement(model: nn.Module) -> tuple[torch.dtype, torch.device]:
         if type(tensor) not in (nn.Parameter, torch.Tensor):
             raise UserError(
                 f"{_describe(name, tensor)}, but only plain torch tensors can be optimized; "
-                f"{_remedy_for(tensor) or _AS_LOADED}"
+                f"{_find_remedy(tensor) or _AS_LOADED}"
             )
         if tensor.is_meta:
             raise UserError(f"{name} is on the meta device, without values; load it with from_pretrained first")
@@ -239,16 +240,21 @@ def make_plan(model: nn.Module, dtype: torch.dtype, finish: Callable[[nn.Module]
         dtype: the dtype that the replacements compute in; inputs and outputs keep theirs.
         finish: called with every replacement once it is built; returns the module to use in its place.
     """
-    plan, replacements = Plan(), dict[nn.Module, Any]()  # a module used twice gets one replacement
+    plan = Plan()
+    replacements = dict[nn.Module, Any]()  # a module used twice gets one replacement
     for parent in _iterate_unreplaced(model):
         for name, child in parent._modules.items():
-            if child is not None and (build := find_replacement(parent, name, child)) is not None:
+            if child is None:
+                continue
+            build = find_replacement(parent, name, child)
+            if build is not None:
                 if child not in replacements:
                     replacements[child] = finish(build(child, dtype))
                 plan.changes.append(Change(parent, name, replacements[child]))
     for module in model.modules():
         if isinstance(module, HfViTBaseForImageClassification):
-            last_layer, num_read = replacements.get(module.vit.layers[-1]), count_read_tokens(module)
+            last_layer = replacements.get(module.vit.layers[-1])
+            num_read = count_read_tokens(module)
             uses = {(change.owner, change.name) for change in plan.changes if change.value is last_layer}
             if last_layer is not None and num_read is not None and len(uses) == 1:  # another use may read all tokens
                 last_layer.num_read = num_read

@@ -12,10 +12,10 @@ from torch import nn
 from hf_vit.conversion.fetching import TIMM, WRAPPER, convert_wrapper_config
 from hf_vit.conversion.loading import Source
 from hf_vit.conversion.progress import quiet_transformers
-from hf_vit.display import shortened
+from hf_vit.display import shorten_list
 from hf_vit.environment import pick_device
-from hf_vit.errors import UserError, first_line
-from hf_vit.families import first_class_name
+from hf_vit.errors import UserError, get_first_line
+from hf_vit.families import get_first_class_name
 from hf_vit.loading.outputs import TASKS
 from hf_vit.repositories.reading import WEIGHTS, download_model, explain_load_errors
 
@@ -55,7 +55,7 @@ def load_transformers(
     torch_device = pick_device(device)
     name = source.name
     folder = source.path
-    source.need_config()
+    source.require_config()
     assert folder is not None
     if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
         raise UserError(
@@ -66,12 +66,12 @@ def load_transformers(
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
-            raise UserError(f"{name} cannot be read as a model: {first_line(error)}") from error
+            raise UserError(f"{name} cannot be read as a model: {get_first_line(error)}") from error
         if (channels := getattr(config, "num_channels", 3)) != 3:
             raise UserError(
                 f"{name} takes images with num_channels={channels}; give a model for RGB images (num_channels=3)"
             )
-        first_class = first_class_name(getattr(config, "architectures", None)) or "no class named"
+        first_class = get_first_class_name(getattr(config, "architectures", None)) or "no class named"
         is_classifier = type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
         if as_classifier and not is_classifier:
             raise UserError(
@@ -92,20 +92,20 @@ def load_weights(source: Source, auto_class: Any, head: str) -> Any:
     try:
         model, report = auto_class.from_pretrained(source.path, output_loading_info=True, trust_remote_code=False)
     except RuntimeError as error:
-        reason = "their shapes differ" if "mismatch" in str(error) else first_line(error)
+        reason = "their shapes differ" if "mismatch" in str(error) else get_first_line(error)
         raise UserError(
             f"the weights of {name} do not fit its config.json: {reason}; give the config.json that belongs "
             "to them, or save the model again with save_pretrained"
         ) from error
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{name} cannot be loaded: {first_line(error)}; save the model again with save_pretrained"
+            f"{name} cannot be loaded: {get_first_line(error)}; save the model again with save_pretrained"
         ) from error
     missing = sorted(report["missing_keys"])
     if not head:  # checkpoints of other heads have no pooler
         missing = [key for key in missing if "pooler" not in key]
     if missing:
-        missing_names = shortened(missing, 3)
+        missing_names = shorten_list(missing, 3)
         if head == "ForImageClassification":
             raise UserError(
                 f"{name} has no trained classification head (the weights {missing_names} are missing); fine-tune "
@@ -144,7 +144,8 @@ def _load_processor(source: Source) -> "BaseImageProcessor":
 
 def load_timm(source: Source, device: str | None = None) -> Any:
     """Load a model of timm in evaluation mode by name, from a file (NAME@FILE), a folder or the Hub."""
-    name, torch_device = source.name.removeprefix(TIMM), pick_device(device)
+    name = source.name.removeprefix(TIMM)
+    torch_device = pick_device(device)
     try:
         import timm
     except ImportError as error:
@@ -174,7 +175,7 @@ def _load_from_wrapper(source: Source) -> Any:
     """Return the timm model that a checkpoint of transformers' TimmWrapper contains, with its class names."""
     import transformers
 
-    is_classifier = "ForImageClassification" in first_class_name(source.stored.get("architectures"))
+    is_classifier = "ForImageClassification" in get_first_class_name(source.stored.get("architectures"))
     head = "ForImageClassification" if is_classifier else ""
     with quiet_transformers(), explain_load_errors(source.name):
         model = load_weights(source, getattr(transformers, f"AutoModel{head}"), head).timm_model.float()
@@ -191,7 +192,8 @@ def _load_from_file(architecture: str, file: str) -> "nn.Module":
     import timm
     from timm.models import get_pretrained_cfg, load_state_dict
 
-    path, config = Path(file).expanduser(), get_pretrained_cfg(architecture)
+    path = Path(file).expanduser()
+    config = get_pretrained_cfg(architecture)
     if not path.is_file():
         raise UserError(f"the file {file} does not exist; check its path")
     weights = load_state_dict(str(path))
@@ -247,7 +249,8 @@ class ImageGPTFeatures(nn.Module):
         body = copy.copy(model if hasattr(model, "h") else model.transformer)
         body._modules = dict(body._modules)
         middle = len(body.h) // 2
-        body.ln_f, body.h = body.h[middle].ln_1, body.h[:middle]
+        body.ln_f = body.h[middle].ln_1
+        body.h = body.h[:middle]
         self.body = body
         self.register_buffer("clusters", torch.as_tensor(clusters, dtype=torch.float32))
 

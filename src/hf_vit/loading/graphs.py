@@ -16,7 +16,7 @@ from hf_vit.conversion.targets.graphs.certificate import NAME, RESULTS, Certific
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES, convert_images
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Outputs, Runtime
 from hf_vit.environment import sums_int8_in_16_bits
-from hf_vit.errors import UserError, one_line
+from hf_vit.errors import UserError, to_one_line
 from hf_vit.repositories.reading import refuse_pointer
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class GraphForImageClassification(nn.Module):
             ) from error
         except Exception as error:  # runtimes raise many classes of errors
             raise UserError(
-                f"{runtime.package} cannot read {file}: {one_line(error)}; export the model again with hf-vit export"
+                f"{runtime.package} cannot read {file}: {to_one_line(error)}; export the model again with hf-vit export"
             ) from error
         if is_unverified and "quantize" in self.graph.about:
             raise UserError(
@@ -130,7 +130,7 @@ class GraphForImageClassification(nn.Module):
             return self.graph.run(images if self.takes == PIXEL_VALUES else convert_images(self.takes, images))
         except Exception as error:  # runtimes raise many classes of errors
             size = "x".join(map(str, images.shape[2:] if self.takes == PIXEL_VALUES else images.shape[1:3]))
-            raise UserError(f"the graph cannot run {len(images)} images of {size} px: {one_line(error)}") from error
+            raise UserError(f"the graph cannot run {len(images)} images of {size} px: {to_one_line(error)}") from error
 
 
 def _verify_int8(file: Path) -> bool:

@@ -23,9 +23,9 @@ from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.data import eval_transform
 from hf_vit.data.labels import normalize_name
-from hf_vit.data.transforms import input_size as get_processor_size
+from hf_vit.data.transforms import get_input_size as get_processor_size
 from hf_vit.data.transforms import keeps_shapes, refuse_own_shapes
-from hf_vit.display import shortened
+from hf_vit.display import shorten_list
 from hf_vit.environment import keep_freed_memory, pick_device
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
@@ -55,21 +55,21 @@ def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[
     data_names, model_names = list(map(normalize_name, data_names)), list(map(normalize_name, model_names))
     index = {name: position for position, name in enumerate(model_names)}
     if unknown_names := [repr(name) for name in data_names if name not in index]:
-        shortened_names = shortened(list(map(repr, model_names)))
+        shortened_names = shorten_list(list(map(repr, model_names)))
         raise UserError(
-            f"the data has classes that the model does not have: {shortened(unknown_names)}; the model has "
+            f"the data has classes that the model does not have: {shorten_list(unknown_names)}; the model has "
             f"{shortened_names}: give data with these class names, or rename the data's classes"
         )
     counts = Counter(model_names)
     if duplicates := [repr(name) for name in data_names if counts[name] > 1]:
         raise UserError(
-            f"the model has several classes named {shortened(duplicates)}; give them different names in "
+            f"the model has several classes named {shorten_list(duplicates)}; give them different names in "
             "id2label of its config.json"
         )
     return [index[name] for name in data_names]
 
 
-def unique_names(names: Sequence[str]) -> list[str]:
+def make_names_unique(names: Sequence[str]) -> list[str]:
     """Append its index to every name that occurs more than once, such as "crane" in ImageNet."""
     counts = Counter(names)
     return [f"{name} ({index})" if counts[name] > 1 else name for index, name in enumerate(names)]
@@ -98,7 +98,7 @@ class LoadedModel:
     origin: str | None = None
     state: frozenset[tuple[object, ...]] = frozenset()
 
-    def need_same_folder(self) -> None:
+    def check_same_folder(self) -> None:
         """Raise UserError if the files of the folder have changed since the model was loaded."""
         if self.folder is not None and self.state != _read_file_states(self.folder):
             raise UserError(
@@ -126,7 +126,7 @@ class LoadedModel:
         matching_sets = [names for names in self.label_sets if wanted_names <= set(map(normalize_name, names))]
         return (matching_sets or self.label_sets)[0]
 
-    def classes_of(self, data_names: Sequence[str]) -> list[int]:
+    def list_classes(self, data_names: Sequence[str]) -> list[int]:
         """Return the index of the model's class for every class of the data, matched by name."""
         return match_labels(data_names, self.label_names(data_names))
 
@@ -324,7 +324,8 @@ def _read_file_states(folder: Path) -> frozenset[tuple[object, ...]]:
 
 def _convert(source: Source, device: str | None, as_classifier: bool) -> LoadedModel:
     """Convert a checkpoint and return the model."""
-    torch_device, plan = pick_device(device), source.plan
+    torch_device = pick_device(device)
+    plan = source.plan
     if as_classifier and not plan.has_head:
         raise UserError("it has no classification head; fine-tune it first (hf-vit finetune)")
     model: Any = source.load()
@@ -378,7 +379,8 @@ def load_models(sources: Sequence[Any], device: str | None = None) -> list[Loade
             paths.append(path.resolve().parts if path.exists() else (str(source),))
     if duplicates := sorted({parts[-1] for parts in paths if paths.count(parts) > 1}):
         raise UserError(f"{', '.join(duplicates)} was given twice; give every model once")
-    lengths, names = [1] * len(paths), [parts[-1] for parts in paths]
+    lengths = [1] * len(paths)
+    names = [parts[-1] for parts in paths]
     while len(set(names)) < len(names):
         lengths = [length + (names.count(name) > 1) for name, length in zip(names, lengths, strict=True)]
         names = ["/".join(parts[-length:]) for parts, length in zip(paths, lengths, strict=True)]

@@ -8,8 +8,8 @@ import copy
 from dataclasses import replace
 
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES
-from hf_vit.environment import versions
-from hf_vit.errors import UserError, enough_memory
+from hf_vit.environment import list_versions
+from hf_vit.errors import UserError, report_full_memory
 from hf_vit.loading.model import LoadedModel
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 
@@ -17,12 +17,12 @@ PACKED_FROM, GRAPH_FROM = 16, 10_000  # images, twice the number that repays the
 GRAPH_PARAMETERS = 5_000_000  # graphs of smaller models do not pay
 
 
-def select_engine(subject: LoadedModel, num_images: int | None) -> str | None:
+def select_engine(loaded: LoadedModel, num_images: int | None) -> str | None:
     """Return the `engine` of `optimize_for_inference` that pays for this many images (None: unknown), or None.
 
     Models of other libraries, on a GPU or with parts that cannot be rewritten are not optimized.
     """
-    model = subject.model
+    model = loaded.model
     if not isinstance(model, HfPreTrainedModel) or (num_images is not None and num_images < PACKED_FROM):
         return None
     from hf_vit.inference.engines import choose_engine
@@ -37,35 +37,35 @@ def select_engine(subject: LoadedModel, num_images: int | None) -> str | None:
     is_small = sum(parameter.numel() for parameter in model.parameters()) < GRAPH_PARAMETERS
     if is_small or (num_images is not None and num_images < GRAPH_FROM):
         return "torch"
-    if subject.input_size != subject.image_size:  # a graph takes the size of the config alone
+    if loaded.input_size != loaded.image_size:  # a graph takes the size of the config alone
         return "torch"
     engine = choose_engine("auto", model, placement, {})
     return "torch" if engine is None else engine.package
 
 
-def optimize(subject: LoadedModel, engine: str) -> None:
-    """Optimize the subject's model in place; its fingerprint remains that of the original weights."""
+def optimize(loaded: LoadedModel, engine: str) -> None:
+    """Optimize the loaded model in place; its fingerprint remains that of the original weights."""
     from hf_vit.inference.optimize import optimize_for_inference
 
-    assert isinstance(subject.model, HfPreTrainedModel)
-    _ = subject.fingerprint  # cached now, because an optimized model has no state dict
-    optimize_for_inference(subject.model, engine=engine)
+    assert isinstance(loaded.model, HfPreTrainedModel)
+    _ = loaded.fingerprint  # cached now, because an optimized model has no state dict
+    optimize_for_inference(loaded.model, engine=engine)
 
 
-def copy_optimized(subject: LoadedModel, num_images: int | None) -> tuple[LoadedModel, str | None]:
-    """Return the subject with an optimized copy of its model and the engine; or unchanged and None, see above."""
-    engine = select_engine(subject, num_images)
+def copy_optimized(loaded: LoadedModel, num_images: int | None) -> tuple[LoadedModel, str | None]:
+    """Return the loaded model with an optimized copy of its model and the engine; or unchanged and None, see above."""
+    engine = select_engine(loaded, num_images)
     if engine is None:
-        return subject, None
-    with enough_memory(f"an optimized copy of {subject.name}", "run the model as loaded (--no-optimize)"):
-        optimized = replace(subject, model=copy.deepcopy(subject.model))
+        return loaded, None
+    with report_full_memory(f"an optimized copy of {loaded.name}", "run the model as loaded (--no-optimize)"):
+        optimized = replace(loaded, model=copy.deepcopy(loaded.model))
     optimize(optimized, engine)
     return optimized, engine
 
 
 def format_engine(engine: str) -> str:
     """Return the name and version of an engine."""
-    return f"{engine} {RUNTIMES[engine].version() if engine in RUNTIMES else versions()[engine]}"
+    return f"{engine} {RUNTIMES[engine].version() if engine in RUNTIMES else list_versions()[engine]}"
 
 
 def record_engine(engine: str | None) -> dict[str, str]:

@@ -13,10 +13,10 @@ from torch import nn
 from transformers import BatchFeature
 
 from hf_vit.errors import UserError
-from hf_vit.families import DenseTask, family_of
+from hf_vit.families import DenseTask, find_family
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.detection_hf_vit import HfMaskRCNNForObjectDetection, HfMaskRCNNOutput
-from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
+from hf_vit.models.modeling_hf_vit import get_class_token_index, get_patch_token_slice
 from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 
 # Patterns of the modules that count as layers; the first pattern that matches more than one module is used.
@@ -83,7 +83,7 @@ def refuse_dense(model: nn.Module) -> None:
         )
 
 
-def pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
+def compute_pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
     """Return the input of the classification head, [B, D]; without a head the pooled output.
 
     Without a pooled output it is the class token, and without a class token the mean over the patches.
@@ -131,7 +131,7 @@ FEATURES = ("class", "mean", "class+mean", "patches")
 
 
 class FeatureChoice(NamedTuple):
-    """The `layer_features` that take the place of the head's input."""
+    """The `read_layer_features` that take the place of the head's input."""
 
     kind: str
     layers: int = 1
@@ -161,7 +161,7 @@ class FeatureChoice(NamedTuple):
 
 
 def refuse_features(model: nn.Module, choice: FeatureChoice) -> None:
-    """Raise a UserError if a model does not have these `layer_features`."""
+    """Raise a UserError if a model does not have these `read_layer_features`."""
     kind, layers, _ = choice
     refuse_dense(model)
     if not isinstance(model, HfPreTrainedModel):
@@ -173,12 +173,14 @@ def refuse_features(model: nn.Module, choice: FeatureChoice) -> None:
         raise UserError(f"--layers {layers} does not fit a model with {count} layers; give 1 to {count}")
     if "class" in kind and not getattr(model.config, "has_class_token", False):
         raise UserError(f"--features {kind} needs a class token, which this model does not have; use --features mean")
-    family = family_of(model.config.model_type)
+    family = find_family(model.config.model_type)
     if kind == "patches" and layers > 1 and family is not None and not family.has_tokens:
         raise UserError("--features patches needs layers with the same grid, but this model's differ; use --layers 1")
 
 
-def layer_features(model: Any, pixel_values: torch.Tensor | BatchFeature, choice: FeatureChoice) -> list[torch.Tensor]:
+def read_layer_features(
+    model: Any, pixel_values: torch.Tensor | BatchFeature, choice: FeatureChoice
+) -> list[torch.Tensor]:
     """Return features of a model's last layers for every image, see `get_intermediate_layers`.
 
     Args:
@@ -205,7 +207,7 @@ def layer_features(model: Any, pixel_values: torch.Tensor | BatchFeature, choice
     return features
 
 
-def depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+def compute_depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the pooled features [B, D] after every layer (see `find_layers`) in running order, then the `pre_logits`.
 
     A layer that runs several times (shared weights) has several entries: "layers.0", "layers.0 (2)".
@@ -215,7 +217,8 @@ def depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     num_patches = None
     if patch is not None:  # a timm model
-        (down, across), (height, width) = as_pair(patch), pixel_values.shape[2:]
+        down, across = as_pair(patch)
+        height, width = pixel_values.shape[2:]
         num_patches = (height // down) * (width // across)
 
     def receive(name: str, features: torch.Tensor) -> None:
@@ -224,7 +227,7 @@ def depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict[str, to
             pooled[name if runs[name] == 1 else f"{name} ({runs[name]})"] = pool(model, features, num_patches)
 
     with watch_layers(model, receive):
-        last = pre_logits(model, pixel_values)
+        last = compute_pre_logits(model, pixel_values)
     return {**pooled, PRE_LOGITS: last}
 
 
@@ -238,19 +241,19 @@ def pool(model: nn.Module, features: torch.Tensor, num_patches: int | None = Non
         return features.mean(dim=(1, 2) if is_channels_last(model) else (2, 3))
     if features.shape[1] == num_patches:
         return features.mean(dim=1)
-    if (token := class_token(model)) is not None:
+    if (token := find_class_token(model)) is not None:
         return features[:, token]
     config: Any = getattr(model, "config", None)
     is_ours = hasattr(config, "num_special_tokens")
-    patches = patch_token_slice(config) if is_ours else slice(getattr(model, "num_prefix_tokens", 0), None)
+    patches = get_patch_token_slice(config) if is_ours else slice(getattr(model, "num_prefix_tokens", 0), None)
     return features[:, patches].mean(dim=1)
 
 
-def class_token(model: nn.Module) -> int | None:
+def find_class_token(model: nn.Module) -> int | None:
     """Return the index of the class token, or None for a model without one."""
     config: Any = getattr(model, "config", None)
     if hasattr(config, "has_class_token"):
-        return class_token_index(config) if config.has_class_token else None
+        return get_class_token_index(config) if config.has_class_token else None
     return 0 if any(name.rpartition(".")[2] == "cls_token" for name, _ in model.named_parameters()) else None
 
 
@@ -280,10 +283,10 @@ def segment(
     model: nn.Module, processor: Any, pixel_values: torch.Tensor, sizes: Sequence[tuple[int, int]]
 ) -> list[torch.Tensor]:
     """Predict the class of every pixel, [H, W] for every image of `sizes` (height, width) px, as the processor does."""
-    return class_maps(model(pixel_values=pixel_values), processor, sizes)
+    return compute_class_maps(model(pixel_values=pixel_values), processor, sizes)
 
 
-def class_maps(outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+def compute_class_maps(outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
     """Compute class maps from a model's outputs, see `segment`."""
     return processor.post_process_semantic_segmentation(outputs, target_sizes=[tuple(size) for size in sizes])
 
@@ -306,10 +309,10 @@ def detect(
     """
     targets = [(int(height), int(width)) for height, width in sizes]
     options = {"target_sizes": targets} if isinstance(model, HfMaskRCNNForObjectDetection) else {}
-    return detections(model(pixel_values=pixel_values, **options), processor, targets, threshold)
+    return compute_detections(model(pixel_values=pixel_values, **options), processor, targets, threshold)
 
 
-def detections(
+def compute_detections(
     outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]], threshold: float = 0.0
 ) -> list[dict[str, torch.Tensor]]:
     """Compute detections from a model's outputs, see `detect`; those of Mask R-CNN keep their sizes."""

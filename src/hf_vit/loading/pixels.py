@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from hf_vit.data.transforms import fill_patches, keeps_shapes, pad_to_patches, pixel_scale
+from hf_vit.data.transforms import fill_patches, get_pixel_scale, keeps_shapes, pad_to_patches
 from hf_vit.errors import UserError
-from hf_vit.families import family_of
+from hf_vit.families import find_family
 from hf_vit.inference.mixed_sizes import without_padding
 from hf_vit.loading.graphs import GraphForImageClassification
 from hf_vit.loading.model import LoadedModel
@@ -45,23 +45,23 @@ class PixelScale:
     @classmethod
     def from_processor(cls, processor: Any) -> Self:
         """Read the scaling from the fields of an image processor of transformers."""
-        factor, mean, std = pixel_scale(processor)
+        factor, mean, std = get_pixel_scale(processor)
         return cls(mean, std, 255 * factor)
 
     @classmethod
-    def measure(cls, subject: LoadedModel) -> Self:
+    def measure(cls, loaded: LoadedModel) -> Self:
         """Measure the scaling of any library by preparing a black, a white and a colored image."""
         from PIL import Image
 
-        if subject.resizes:
+        if loaded.resizes:
             raise UserError(
-                f"the graph {subject.name} contains its image processor, so it cannot be attacked, corrupted or "
+                f"the graph {loaded.name} contains its image processor, so it cannot be attacked, corrupted or "
                 "used as a teacher; give the model that it was exported from"
             )
         colors = torch.tensor([[0.0] * 3, [1.0] * 3, [0.4, 0.2, 0.8]], dtype=torch.float64)
         levels = (255 * colors).round().int().tolist()
         probes = [Image.new("RGB", (_PROBE_PX, _PROBE_PX), tuple(color)) for color in levels]
-        values = subject.prepare(probes).double()
+        values = loaded.prepare(probes).double()
         black, white, colored = values.mean(dim=(2, 3))
         scale = white - black
         spread = values.amax(dim=(2, 3)) - values.amin(dim=(2, 3))
@@ -69,7 +69,7 @@ class PixelScale:
         limit = _TOLERANCE * float(scale.abs().min())
         if limit <= 0 or float(spread.max()) > limit or float((colored - expected_values).abs().max()) > limit:
             raise UserError(
-                f"the image processor of {subject.name} does more than resize, crop and normalize, so the model "
+                f"the image processor of {loaded.name} does more than resize, crop and normalize, so the model "
                 "cannot be attacked, corrupted or used as a teacher; use an image processor with only these "
                 "steps in preprocessor_config.json"
             )
@@ -77,19 +77,19 @@ class PixelScale:
 
     def values(self, pixels: torch.Tensor) -> torch.Tensor:
         """Scale pixels in 0..1, [B, C, H, W], for the model."""
-        mean, std = self._constants(pixels)
+        mean, std = self._get_constants(pixels)
         return (pixels * self.factor - mean) / std
 
     def pixels(self, values: torch.Tensor) -> torch.Tensor:
         """Undo `values`: return pixels in 0..1, [B, C, H, W], up to rounding."""
-        mean, std = self._constants(values)
+        mean, std = self._get_constants(values)
         return (values * std + mean) / self.factor
 
-    def _constants(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _get_constants(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return tuple(like.new_tensor(values)[:, None, None] for values in (self.mean, self.std))  # pyright: ignore[reportReturnType]
 
 
-def image_generator(pixels: torch.Tensor, *keys: int) -> np.random.Generator:
+def make_image_generator(pixels: torch.Tensor, *keys: int) -> np.random.Generator:
     """Return a generator seeded by the content of an image [C, H, W] in 0..1 and `keys`, whatever its batch is."""
     content = (pixels.detach().float().cpu() * 255).round().to(torch.uint8).contiguous()
     return np.random.default_rng([zlib.crc32(content.numpy().tobytes()), *keys])
@@ -101,14 +101,14 @@ def crop_to_patches(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tenso
     Images for models with a convolutional stem, and for models of other libraries, are not cropped.
     """
     config: Any = getattr(model, "config", None)
-    family = family_of(getattr(config, "model_type", None))
+    family = find_family(getattr(config, "model_type", None))
     if family is None or not family.is_vit or getattr(config, "stage_depths", None) is not None:
         return pixel_values
     h, w = config.grid_of(*pixel_values.shape[2:])
     return pixel_values[:, :, : h * config.patch_stride[0], : w * config.patch_stride[1]]
 
 
-def keep_image_sizes(subject: LoadedModel, max_num_patches: int) -> LoadedModel:
+def keep_image_sizes(loaded: LoadedModel, max_num_patches: int) -> LoadedModel:
     """Return the model with a `prepare` that keeps image sizes and returns pixel values and `patch_attention_mask`.
 
     An image is resized to whole patches, and reduced only if it has more than `max_num_patches`. It is not cropped, and
@@ -119,31 +119,33 @@ def keep_image_sizes(subject: LoadedModel, max_num_patches: int) -> LoadedModel:
     Raises:
         UserError: the model is no Vision Transformer of hf_vit with a pooling layer, or `max_num_patches` is below 1.
     """
-    model: Any = subject.model
+    model: Any = loaded.model
     is_graph = _is_graph_for_shapes(model)
-    if not (_is_vit(model) or is_graph) or subject.processor is None:
+    if not (_is_vit(model) or is_graph) or loaded.processor is None:
         raise UserError(
-            f"{subject.name} only takes images of one size; leave --max-num-patches out, or give a Vision "
+            f"{loaded.name} only takes images of one size; leave --max-num-patches out, or give a Vision "
             "Transformer of hf_vit (hf-vit convert converts those of other libraries)"
         )
     if not is_graph and getattr(model.base_model, "pooler", None) is None:
         raise UserError(
-            f"{subject.name} has no pooling layer, which images of different sizes need; load it with its "
+            f"{loaded.name} has no pooling layer, which images of different sizes need; load it with its "
             "pooling layer (add_pooling_layer=True)"
         )
     if max_num_patches < 1:
         raise UserError(f"max_num_patches is {max_num_patches}, but it must be at least 1; choose a larger number")
-    patch, processor = model.config.patch_stride, subject.processor
+    patch = model.config.patch_stride
 
     def prepare(images: "Sequence[Image]") -> Any:
-        return pad_to_patches([_prepare_image(image, processor, patch, max_num_patches) for image in images], patch)
+        return pad_to_patches(
+            [_prepare_image(image, loaded.processor, patch, max_num_patches) for image in images], patch
+        )
 
-    return replace(subject, model=without_padding(subject.model), prepare=prepare)
+    return replace(loaded, model=without_padding(loaded.model), prepare=prepare)
 
 
 def _is_vit(model: Any) -> bool:
     """Return whether a model is a Vision Transformer of hf_vit."""
-    family = family_of(getattr(getattr(model, "config", None), "model_type", None))
+    family = find_family(getattr(getattr(model, "config", None), "model_type", None))
     return family is not None and family.is_vit
 
 
@@ -152,12 +154,13 @@ def _is_graph_for_shapes(model: Any) -> bool:
     return isinstance(model, GraphForImageClassification) and model.config.patch_stride is not None
 
 
-def find_max_patches(subject: LoadedModel) -> int | None:
+def find_max_patches(loaded: LoadedModel) -> int | None:
     """Return the number of patches for which a model's own processor keeps the shape of images, as SigLIP 2's does.
 
     None: the processor gives images of one size, or the model does not take others.
     """
-    count, model = getattr(subject.processor, "max_num_patches", None), cast(Any, subject.model)
+    count = getattr(loaded.processor, "max_num_patches", None)
+    model = cast(Any, loaded.model)
     is_pooling = _is_vit(model) and getattr(model.base_model, "pooler", None) is not None
     takes_others = is_pooling or _is_graph_for_shapes(model)
     return count if isinstance(count, int) and count > 0 and takes_others else None

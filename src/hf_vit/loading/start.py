@@ -14,9 +14,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, ViTImageProcessor
 from hf_vit.conversion.loading import Source, find_source
 from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.data.labels import normalize_name
-from hf_vit.display import shortened
-from hf_vit.errors import UserError, strict_reason
-from hf_vit.families import AUTO_CLASSES, Door, family_of, problem_type_of
+from hf_vit.display import shorten_list
+from hf_vit.errors import UserError, get_strict_reason
+from hf_vit.families import AUTO_CLASSES, Door, find_family, get_problem_type
 from hf_vit.loading.graphs import find_graph
 from hf_vit.models.configuration_hf_vit import HfBaseConfig, as_pair
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
@@ -45,7 +45,7 @@ def find_model(name: str | HfBaseConfig) -> Source:
     if find_graph(name) is not None:
         raise UserError(f"{name} is an exported graph, which cannot be trained; give the original model")
     source = find_source(name, with_variants=True)
-    source.need_config()
+    source.require_config()
     try:
         _ = source.config  # plans the conversion
     except UserError as error:
@@ -61,7 +61,7 @@ def find_model(name: str | HfBaseConfig) -> Source:
     return source
 
 
-def dense_model(source: Source) -> PreTrainedModel:
+def load_dense_model(source: Source) -> PreTrainedModel:
     """Load a segmentation or detection model in float32."""
     assert source.dense_head is not None
     with explain_load_errors(source.name):
@@ -126,7 +126,7 @@ def build_classifier(
 
 def match_head_rows(source: Source, label_names: Sequence[str]) -> list[int] | None:
     """Return the row of every class in the checkpoint's head, or None if the head has other classes."""
-    if source.door != "classification" or problem_type_of(source.config) == "regression":
+    if source.door != "classification" or get_problem_type(source.config) == "regression":
         return None
     labels = cast(dict[int, str], source.config.id2label)
     names = [normalize_name(str(labels[row])) for row in sorted(labels)]
@@ -189,10 +189,10 @@ def _build(
 
     `changes` are fields of the configuration that replace the source's.
     """
-    family = family_of(source.config.model_type)
+    family = find_family(source.config.model_type)
     assert family is not None
     if door in family.not_applicable:
-        raise UserError(f"{source.name} cannot be used for this task: {family.why_not(door)}")
+        raise UserError(f"{source.name} cannot be used for this task: {family.explain_missing_class(door)}")
     sizes: dict[str, Any] = {}
     if image_size is not None:
         sizes = {"image_size": image_size[0] if image_size[0] == image_size[1] else image_size}
@@ -205,7 +205,7 @@ def _build(
             config.grid_of(*image_size)  # raises for an MLP-Mixer, which has a fixed size
         return _load(source, family.classes[door], config, sizes, new)
     except StrictDataclassError as error:
-        raise UserError(f"{source.name} cannot be built with these settings: {strict_reason(error)}") from error
+        raise UserError(f"{source.name} cannot be built with these settings: {get_strict_reason(error)}") from error
     except UserError:
         raise
     except ValueError as error:  # the configuration does not allow this head
@@ -220,10 +220,13 @@ def choose_image_size(
     It is the requested one, else the recipe's, rounded down to whole patches, else that of the checkpoint's image
     processor, to which its other users resize images, else that of the configuration.
     """
-    stride, nominal = source.config.patch_stride, as_pair(source.config.image_size)
+    stride = source.config.patch_stride
+    nominal = as_pair(source.config.image_size)
     prepared = _find_prepared_size(source)
-    size, notes = requested or recommended or prepared or nominal, list[str]()
-    is_patched = (family := family_of(source.config.model_type)) is not None and family.is_vit
+    size = requested or recommended or prepared or nominal
+    notes = list[str]()
+    family = find_family(source.config.model_type)
+    is_patched = family is not None and family.is_vit
     rest = [side % step if is_patched else 0 for side, step in zip(size, stride, strict=True)]
     whole = size[0] - rest[0], size[1] - rest[1]
     if any(rest) and min(whole) > 0:
@@ -274,7 +277,7 @@ def build_processor(source: Source, config: PreTrainedConfig, own_shapes: bool =
     that the checkpoint's processor skips, and a factor other than 1/255, become part of mean and standard deviation.
     """
     from hf_vit.data import make_processor
-    from hf_vit.data.transforms import pixel_scale
+    from hf_vit.data.transforms import get_pixel_scale
 
     if not source.has_weights:
         return make_processor(config)
@@ -293,7 +296,7 @@ def build_processor(source: Source, config: PreTrainedConfig, own_shapes: bool =
         scaling = ViTImageProcessor(
             **{name: stored_settings[name] for name in names if stored_settings.get(name) is not None}
         )
-        factor, means, stds = pixel_scale(scaling, config.num_channels)
+        factor, means, stds = get_pixel_scale(scaling, config.num_channels)
         means, stds = [mean / (255 * factor) for mean in means], [std / (255 * factor) for std in stds]
         processor = make_processor(config, image_mean=means, image_std=stds, resample=scaling.resample, **patch_limit)
         processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")  # raises now if a value cannot be used
@@ -304,9 +307,9 @@ def _load(
     source: Source, model_class: Any, config: HfBaseConfig, sizes: Mapping[str, Any], new: tuple[str, ...]
 ) -> PreTrainedModel:
     """Load the weights of a checkpoint; raise UserError if others than those with a prefix in `new` are missing."""
-    state = source.converted_state() if source.family is None else None
+    state = source.load_converted_state() if source.family is None else None
     if source.dense_head is not None:
-        state = find_backbone(dense_model(source)).state_dict()
+        state = find_backbone(load_dense_model(source)).state_dict()
     # transformers would report the head that is replaced on purpose; all other misfits raise an error below.
     with quiet_transformers(), explain_load_errors(source.name):
         model, report = model_class.from_pretrained(
@@ -324,7 +327,7 @@ def _load(
     missing = {key for key in report["missing_keys"] if not key.endswith(_COUNTER)}
     misfits = sorted(key for key in {*missing, *mismatched_keys} if not key.startswith(new))
     if misfits:
-        keys = shortened(misfits, 3)
+        keys = shorten_list(misfits, 3)
         raise UserError(
             f"the weights {keys} of {source.name} are missing or have other shapes; download the checkpoint "
             "again, or save it again with save_pretrained"

@@ -30,7 +30,8 @@ def build_resize(config: HfViTBaseConfig, stride: int) -> tuple[nn.Sequential, i
     Each doubling is a 2x2 deconvolution to half the channels, with norm and GELU between two of them; max-pooling makes
     a map smaller.
     """
-    layers, width = nn.Sequential(), config.hidden_size
+    layers = nn.Sequential()
+    width = config.hidden_size
     doublings = int(math.log2(config.patch_stride[0] / stride))
     for index in range(doublings):
         if index:

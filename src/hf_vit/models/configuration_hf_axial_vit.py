@@ -5,7 +5,7 @@ from typing import ClassVar
 from huggingface_hub.dataclasses import strict
 
 from .configuration_hf_axial_resnet import HEADS
-from .configuration_hf_resnet import check_stem, stem_stride
+from .configuration_hf_resnet import check_stem, compute_stem_stride
 from .configuration_hf_vit import HfViTBaseConfig, Pooling, PositionEmbedding, refuse
 
 
@@ -56,7 +56,7 @@ class HfAxialViTConfig(HfViTBaseConfig):
         Raises:
             ValueError: the image is smaller than a patch.
         """
-        stride = 1 if self.stage_depths is None else stem_stride(self.stage_depths)
+        stride = 1 if self.stage_depths is None else compute_stem_stride(self.stage_depths)
         return super().grid_of(-(-height // stride) * stride, -(-width // stride) * stride)
 
     def validate_stem(self) -> None:
@@ -64,10 +64,10 @@ class HfAxialViTConfig(HfViTBaseConfig):
         if self.stage_depths is None:
             return
         check_stem(self.stage_depths, self.stem_width, HEADS, "the number of heads")
-        stride = stem_stride(self.stage_depths)
+        stride = compute_stem_stride(self.stage_depths)
         if any(side % stride for side in self.patch_stride):
             raise ValueError(
-                f"patch_size={self.patch_size} must be a multiple of {stride} px, the stride of the stem with "
+                f"patch_size={self.patch_size} must be a multiple of {stride} px, the stride of the stem; change it or "
                 f"stage_depths={self.stage_depths}"
             )
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_hf_resnet import check_stem, stem_stride
+from .configuration_hf_resnet import check_stem, compute_stem_stride
 from .configuration_hf_vit import HfViTBaseConfig, refuse
 
 
@@ -52,7 +52,7 @@ class HfHybridViTConfig(HfViTBaseConfig):
     @property
     def patch_size(self) -> int:
         """Return the total stride in px, that of the stem times `stem_patch_size`."""
-        return stem_stride(self.stage_depths) * self.stem_patch_size
+        return compute_stem_stride(self.stage_depths) * self.stem_patch_size
 
     @property
     def output_stem_maps(self) -> bool:
@@ -66,7 +66,7 @@ class HfHybridViTConfig(HfViTBaseConfig):
         Raises:
             ValueError: the image is smaller than a patch.
         """
-        stride = stem_stride(self.stage_depths)
+        stride = compute_stem_stride(self.stage_depths)
         h, w = (-(-side // stride) // self.stem_patch_size for side in (height, width))
         return (h, w) if h > 0 and w > 0 else super().grid_of(height, width)  # raises the error
 
@@ -77,7 +77,8 @@ class HfHybridViTConfig(HfViTBaseConfig):
     def validate_stem(self) -> None:
         """Raise a ValueError for invalid settings of the stem."""
         check_stem(self.stage_depths, self.stem_width, 32, "GroupNorm's groups")
-        eps, stages = self.group_norm_eps, tuple(range(1, len(self.stage_depths) + 1))
+        eps = self.group_norm_eps
+        stages = tuple(range(1, len(self.stage_depths) + 1))
         refuse(
             (self.stem_patch_size < 1, f"stem_patch_size={self.stem_patch_size} must be at least 1"),
             (

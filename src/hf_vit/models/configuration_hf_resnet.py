@@ -5,7 +5,7 @@ from huggingface_hub.dataclasses import strict
 from .configuration_hf_vit import HfBaseConfig, refuse
 
 
-def stem_stride(stage_depths: tuple[int, ...] | list[int]) -> int:
+def compute_stem_stride(stage_depths: tuple[int, ...] | list[int]) -> int:
     """Return the total stride in px: 4 for the root, doubled by every stage after the first."""
     return 4 * 2 ** max(len(stage_depths) - 1, 0)
 
@@ -50,7 +50,7 @@ class HfResNetBaseConfig(HfBaseConfig):
     @property
     def patch_size(self) -> int:
         """Return the total stride in px."""
-        return stem_stride(self.stage_depths)
+        return compute_stem_stride(self.stage_depths)
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
         """Return the (h, w) of the last map for an image in px; every halving rounds up."""

@@ -224,7 +224,7 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         family = next(base for base in type(self).__mro__ if "auto_classes" in vars(base))
         has_module = self._copy_modules(folder, family)
         missing = [f"{name}.py" for name, is_saved in has_module.items() if not is_saved]
-        self.auto_map = self._classes_in(folder, family, has_module)
+        self.auto_map = self._collect_auto_classes(folder, family, has_module)
         if missing:
             warnings.warn(
                 f"{', '.join(missing)} could not be fetched from {self.name_or_path!r}, so without hf_vit installed "
@@ -237,7 +237,7 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", folder.name), **kwargs)
 
-    def _classes_in(self, folder: Path, family: type, has_module: dict[str, bool]) -> dict[str, str]:
+    def _collect_auto_classes(self, folder: Path, family: type, has_module: dict[str, bool]) -> dict[str, str]:
         """Return the `auto_map` to save: the family's classes, and the folder's classes from other modules.
 
         Args:
@@ -252,7 +252,8 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
             for auto_class, target in loaded_map.items()
             if self._is_custom_class(target, folder, has_module)
         }
-        module, name = type(self).__module__.rpartition(".")[2], type(self).__name__
+        module = type(self).__module__.rpartition(".")[2]
+        name = type(self).__name__
         is_registered = self._auto_class is not None and module != "__main__"
         if type(self) is not family and (is_registered or (folder / f"{module}.py").is_file()):
             custom_classes["AutoConfig"] = f"{module}.{name}"
@@ -591,19 +592,17 @@ class HfViTBaseConfig(HfBaseConfig):
 
     def validate_rotary(self) -> None:
         """Raise a ValueError for rotary positions that heads, registers or other positions do not fit."""
-        size, registers = self.hidden_size // max(self.num_attention_heads, 1), self.num_register_tokens
-        num_periods = size // (2 * self.num_rotary_axes)
-        names = [field.name for field in fields(self) if field.name.startswith("rotary_")]
-        defaults = {field.name: field.default for field in fields(self)}
-        changed_fields = [name for name in names if getattr(self, name) != defaults[name]]
-        periods, moves = self.rotary_periods, (self.rotary_shift, self.rotary_jitter, self.rotary_rescale)
-        is_centered = self.rotary_coordinates == "centered"
         if self.rotary_embedding is None:
-            names_set = ", ".join(changed_fields)
-            refuse(
-                (changed_fields, f"{names_set} has no effect without rotary_embedding; set rotary_embedding='axial'")
-            )
+            rotary_fields = [field for field in fields(self) if field.name.startswith("rotary_")]
+            names = ", ".join(field.name for field in rotary_fields if getattr(self, field.name) != field.default)
+            refuse((names, f"{names} has no effect without rotary_embedding; set rotary_embedding='axial'"))
             return
+        size = self.hidden_size // max(self.num_attention_heads, 1)
+        num_periods = size // (2 * self.num_rotary_axes)
+        registers = self.num_register_tokens
+        periods = self.rotary_periods
+        moves = (self.rotary_shift, self.rotary_jitter, self.rotary_rescale)
+        is_centered = self.rotary_coordinates == "centered"
         reference = self.rotary_reference_grid
         refuse(
             (
@@ -658,12 +657,12 @@ class HfViTBaseConfig(HfBaseConfig):
         next_patch = "predict_next_patch=True needs is_causal=True, so that no patch attends to the next one; set both"
         refuse((self.predict_next_patch and not self.is_causal, next_patch))
         for name, least in (("image_mean", -math.inf), ("image_std", 0)):
-            value, channels = getattr(self, name), self.num_channels
+            value = getattr(self, name)
             values = value if isinstance(value, tuple | list) else [value]
             refuse(
                 (
-                    len(values) not in (1, channels) or not all(map(math.isfinite, values)),
-                    f"{name}={value} must be one finite number, or one for each of the {channels} channels",
+                    len(values) not in (1, self.num_channels) or not all(map(math.isfinite, values)),
+                    f"{name}={value} must be one finite number, or one for each of the {self.num_channels} channels",
                 ),
                 (min(values, default=1) <= least, f"{name}={value} must be above 0, as pixel values are divided by it"),
             )
@@ -673,7 +672,8 @@ class HfViTBaseConfig(HfBaseConfig):
         strides = tuple(stride for stride in PYRAMID_STRIDES if stride in self.pyramid_strides)
         if not strides or strides != tuple(self.pyramid_strides):
             raise ValueError(
-                f"pyramid_strides={self.pyramid_strides} must be some of {PYRAMID_STRIDES} px, the smallest first"
+                f"pyramid_strides={self.pyramid_strides} must be some of {PYRAMID_STRIDES} px, the smallest first; for "
+                f"example {PYRAMID_STRIDES[:2]}"
             )
         if not self.use_feature_pyramid:  # do not list the stages, of which a crafted config may have too many
             return

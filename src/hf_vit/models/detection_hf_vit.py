@@ -205,7 +205,8 @@ def build_detector(config: Any, channels: int) -> Any:
         options[f"{name}_train"], options[f"{name}_test"] = getattr(config, name)
     if not config.use_masks:
         return FasterRCNN(backbone, **options)
-    mask_head, width = nn.Sequential(), channels
+    mask_head = nn.Sequential()
+    width = channels
     for size in config.mask_channels:
         mask_head.extend([nn.Conv2d(width, size, 3, padding=1), nn.ReLU()])
         width = size

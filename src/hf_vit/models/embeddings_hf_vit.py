@@ -154,7 +154,7 @@ def replace_parameter(old: torch.Tensor, values: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(values.detach(), requires_grad=old.requires_grad)
 
 
-def _angles(positions: torch.Tensor, width: int, includes_last: bool = True) -> torch.Tensor:
+def _compute_phases(positions: torch.Tensor, width: int, includes_last: bool = True) -> torch.Tensor:
     """Return the angles [M, width] of positions [M], with frequencies on a logarithmic scale that begins at 1.
 
     Args:
@@ -164,7 +164,7 @@ def _angles(positions: torch.Tensor, width: int, includes_last: bool = True) -> 
     return positions[:, None] * (1.0 / 10_000**exponents)
 
 
-def sincos_2d_table(
+def make_sincos_2d_table(
     grid: Grid, hidden_size: int, device: torch.device | None = None, includes_last: bool = True
 ) -> torch.Tensor:
     """Return the fixed 2-D table [h*w, D] in float64: sin and cos of x, then of y (arXiv 2205.01580; big_vision's
@@ -175,20 +175,20 @@ def sincos_2d_table(
         torch.arange(grid[1], dtype=torch.float64, device=device),
         indexing="ij",
     )
-    x_angles, y_angles = (_angles(axis.flatten(), hidden_size // 4, includes_last) for axis in (x, y))
+    x_angles, y_angles = (_compute_phases(axis.flatten(), hidden_size // 4, includes_last) for axis in (x, y))
     return torch.cat([x_angles.sin(), x_angles.cos(), y_angles.sin(), y_angles.cos()], dim=1)
 
 
-def sincos_1d_table(grid: Grid, hidden_size: int, device: torch.device | None = None) -> torch.Tensor:
+def make_sincos_1d_table(grid: Grid, hidden_size: int, device: torch.device | None = None) -> torch.Tensor:
     """Return the fixed 1-D table [h*w, D] in float64 over the raster order: sin, then cos."""
-    angles = _angles(torch.arange(grid[0] * grid[1], dtype=torch.float64, device=device), hidden_size // 2)
+    angles = _compute_phases(torch.arange(grid[0] * grid[1], dtype=torch.float64, device=device), hidden_size // 2)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 FIXED_TABLES = {
-    "sincos_2d": sincos_2d_table,
-    "sincos_2d_mae": partial(sincos_2d_table, includes_last=False),
-    "sincos_1d": sincos_1d_table,
+    "sincos_2d": make_sincos_2d_table,
+    "sincos_2d_mae": partial(make_sincos_2d_table, includes_last=False),
+    "sincos_1d": make_sincos_1d_table,
 }
 
 
@@ -258,7 +258,8 @@ def make_rotation(
     """
     if config.rotary_embedding is None:
         return None
-    dtype, special = torch.promote_types(hidden_states.dtype, torch.float32), config.num_special_tokens
+    dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+    special = config.num_special_tokens
     like = torch.empty(0, dtype=dtype, device=hidden_states.device)
     is_moved = any((config.rotary_shift, config.rotary_jitter, config.rotary_rescale))
     moves = draw_moves(config, like) if training and is_moved else None
@@ -268,20 +269,21 @@ def make_rotation(
         coordinates = like.new_zeros(hidden_states.shape[0], grid[0] * grid[1], 2)
         for image_grid in sorted(set(image_grids)):
             images = torch.tensor([i for i, other in enumerate(image_grids) if other == image_grid], device=like.device)
-            indices = images[:, None], top_left_indices(image_grid, grid, like.device)
+            indices = images[:, None], compute_top_left_indices(image_grid, grid, like.device)
             coordinates = coordinates.index_put(indices, compute_patch_coordinates(config, image_grid, like, moves))
     padding = (0, 0, 0, special) if config.is_causal else (0, 0, special, 0)
     if config.rotary_embedding == "mixed" or config.num_rotary_axes == 1:
         return F.pad(coordinates, padding)
     angles = F.pad(compute_angles(config, coordinates, config.rotary_base, config.rotary_periods), padding)
     if config.rotary_register_base is not None:  # registers are the last special tokens, before the patches
-        side, first = math.isqrt(config.num_register_tokens), special - config.num_register_tokens
+        side = math.isqrt(config.num_register_tokens)
+        first = special - config.num_register_tokens
         register_angles = compute_patch_coordinates(config, (side, side), like, moves)
         register_angles = compute_angles(config, register_angles, config.rotary_register_base).expand(
             angles.shape[0], -1, -1
         )
         angles = torch.cat([angles[:, :first], register_angles, angles[:, special:]], dim=1)
-    return rotation_by(angles[:, None])
+    return to_rotation(angles[:, None])
 
 
 def is_graph() -> bool:
@@ -289,7 +291,7 @@ def is_graph() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
 
-def rotation_by(angles: torch.Tensor) -> Rotation:
+def to_rotation(angles: torch.Tensor) -> Rotation:
     """Return the rotation by angles [B or 1, A or 1, N, K/2]."""
     parts = angles.cos(), angles.sin()
     return parts if is_graph() else torch.complex(*parts)
@@ -342,8 +344,7 @@ class RelativePositions(nn.Module):
 
     def __init__(self, config: HfViTBaseConfig, width: int) -> None:
         super().__init__()
-        self.grid = config.grid
-        self.interpolation = config.position_interpolation
+        self.grid, self.interpolation = config.grid, config.position_interpolation
         h, w = config.grid
         self.offset_embeddings = nn.Parameter(torch.zeros((2 * h - 1) * (2 * w - 1), width))
         self.initializer_range = config.initializer_range
@@ -355,19 +356,19 @@ class RelativePositions(nn.Module):
         """Resample the offsets, and keep them, at the grid of another config."""
         if self.grid == config.grid:
             return
-        self.offset_embeddings = replace_parameter(self.offset_embeddings, self._table(config.grid).flatten(0, 1))
+        self.offset_embeddings = replace_parameter(self.offset_embeddings, self._get_table(config.grid).flatten(0, 1))
         self.grid = config.grid
 
-    def _table(self, grid: Grid) -> torch.Tensor:
+    def _get_table(self, grid: Grid) -> torch.Tensor:
         """Return the offset embeddings [2h-1, 2w-1, width] for a grid."""
         table = self.offset_embeddings.reshape(2 * self.grid[0] - 1, 2 * self.grid[1] - 1, -1)
         if is_same_grid(grid, self.grid):
             return table
         return resample_grid(table, (2 * grid[0] - 1, 2 * grid[1] - 1), self.interpolation)
 
-    def pairs(self, grid: Grid) -> torch.Tensor:
+    def embed_pairs(self, grid: Grid) -> torch.Tensor:
         """Return the embedding of every pair's offset on a grid, [h*w (queries), h*w (keys), width]."""
-        table = self._table(grid)
+        table = self._get_table(grid)
         h, w = grid
         y = torch.arange(h * w, device=table.device) // w
         x = torch.arange(h * w, device=table.device) % w
@@ -393,7 +394,7 @@ class RelativePositions(nn.Module):
                 images = torch.tensor(
                     [i for i, other in enumerate(image_grids) if other == image_grid], device=query.device
                 )
-                patches = top_left_indices(image_grid, grid, query.device)
+                patches = compute_top_left_indices(image_grid, grid, query.device)
                 image_bias = self.bias(query[images][:, :, patches], image_grid)
                 heads = torch.arange(query.shape[1], device=query.device)
                 index = (images[:, None, None, None], heads[:, None, None], patches[:, None], patches)
@@ -408,7 +409,7 @@ class RelativePositionKeys(RelativePositions):
         super().__init__(config, config.hidden_size // config.num_attention_heads)
 
     def bias(self, query: torch.Tensor, grid: Grid) -> torch.Tensor:
-        return torch.einsum("bnqd,qkd->bnqk", query, self.pairs(grid))
+        return torch.einsum("bnqd,qkd->bnqk", query, self.embed_pairs(grid))
 
 
 class RelativePositionBias(RelativePositions):
@@ -426,13 +427,13 @@ class RelativePositionBias(RelativePositions):
                 f"position_embedding='relative_bias' needs all {self.offset_embeddings.shape[1]} heads in one process, "
                 f"which has {query.shape[1]} under tensor parallelism; load the model without tp_plan"
             )
-        return self.pairs(grid).permute(2, 0, 1)[None].to(query.dtype)
+        return self.embed_pairs(grid).permute(2, 0, 1)[None].to(query.dtype)
 
 
 RELATIVE_POSITIONS = {"relative": RelativePositionKeys, "relative_bias": RelativePositionBias}
 
 
-def top_left_indices(image_grid: Grid, grid: Grid, device: torch.device) -> torch.Tensor:
+def compute_top_left_indices(image_grid: Grid, grid: Grid, device: torch.device) -> torch.Tensor:
     """Return the raster indices in a padded `grid` of the patches of an image that fills its top left `image_grid`."""
     rows = torch.arange(image_grid[0], device=device)[:, None] * grid[1]
     return (rows + torch.arange(image_grid[1], device=device)).flatten()
@@ -453,7 +454,8 @@ class HfViTPatchEmbeddings(nn.Module):
 
     def resize_to(self, config: HfViTBaseConfig) -> None:
         """Resample the kernel to the patch size of another config."""
-        stride, kernel = config.patch_stride, self.projection.weight
+        stride = config.patch_stride
+        kernel = self.projection.weight
         if stride == self.projection.kernel_size:
             return
         resampled = resample_patch_kernel(kernel, stride, antialias=config.position_interpolation != "flexivit")
@@ -496,7 +498,8 @@ class HfViTEmbeddings(nn.Module):
 
     def __init__(self, config: HfViTBaseConfig, patch_embeddings: nn.Module, use_mask_token: bool = False) -> None:
         super().__init__()
-        self.grid, self.interpolation = config.grid, config.position_interpolation
+        self.grid = config.grid
+        self.interpolation = config.position_interpolation
         self.num_special_rows = config.num_special_positions
         (h, w), width = config.grid, config.hidden_size
 
@@ -537,7 +540,7 @@ class HfViTEmbeddings(nn.Module):
             else:
                 init.zeros_(parameter)
 
-    def position_table(self, grid: Grid, like: torch.Tensor) -> Rows:
+    def compute_position_table(self, grid: Grid, like: torch.Tensor) -> Rows:
         """Return the position embeddings of a grid: for patches [1, h*w, D] and for special tokens [1, T, D], each or
         None.
         """
@@ -594,10 +597,12 @@ class HfViTEmbeddings(nn.Module):
         """Embed images [B, C, H, W] with positions and special tokens; `HfViTBaseModel.forward`
         explains the arguments.
         """
-        grid, token_mask, image_grids = self.patch_grid(pixel_values), None, None
+        grid = self.compute_patch_grid(pixel_values)
+        token_mask = None
+        image_grids = None
         if patch_attention_mask is None:
             patches = self.patch_embeddings(pixel_values)
-            positions, special_rows = self.position_table(grid, like=patches)
+            positions, special_rows = self.compute_position_table(grid, like=patches)
         else:
             image_grids = find_image_grids(patch_attention_mask, pixel_values.shape[0], grid)
             patches, positions, special_rows = self._embed_padded(pixel_values, grid, image_grids)
@@ -619,7 +624,7 @@ class HfViTEmbeddings(nn.Module):
         rotation = self.rotation(grid, hidden_states, image_grids)
         return Tokens(hidden_states, grid, token_mask, image_grids, rotation)
 
-    def patch_grid(self, pixel_values: torch.Tensor) -> Grid:
+    def compute_patch_grid(self, pixel_values: torch.Tensor) -> Grid:
         """Return the (h, w) of a batch in patches; raise a ValueError for anything but a batch of images."""
         check_images(pixel_values, self.config.num_channels)
         grid = self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
@@ -629,7 +634,8 @@ class HfViTEmbeddings(nn.Module):
 
     def _warn_about_ignored_pixels(self, pixel_values: torch.Tensor, grid: Grid) -> None:
         """Warn if the image ends with an incomplete patch, which the original code ignores silently."""
-        (height, width), (stride_h, stride_w) = pixel_values.shape[2:], self.config.patch_stride
+        height, width = pixel_values.shape[2:]
+        stride_h, stride_w = self.config.patch_stride
         if grid[0] * stride_h < height or grid[1] * stride_w < width:
             warnings.warn(
                 f"images of {height}x{width} px hold {grid[0]}x{grid[1]} whole patches of {stride_h}x{stride_w} "
@@ -645,19 +651,19 @@ class HfViTEmbeddings(nn.Module):
 
         Every image is embedded at its own size and put at the top left of the grid.
         """
-        batch, (stride_h, stride_w) = pixel_values.shape[0], self.config.patch_stride
-        patches = positions = pixel_values.new_zeros(batch, grid[0] * grid[1], self.config.hidden_size)
+        stride_h, stride_w = self.config.patch_stride
+        patches = positions = pixel_values.new_zeros(pixel_values.shape[0], grid[0] * grid[1], self.config.hidden_size)
         table = special_rows = None
         for image_grid in sorted(set(image_grids)):
             images = torch.tensor(
                 [i for i, other in enumerate(image_grids) if other == image_grid], device=pixel_values.device
             )
-            indices = images[:, None], top_left_indices(image_grid, grid, pixel_values.device)
+            indices = images[:, None], compute_top_left_indices(image_grid, grid, pixel_values.device)
             embedded_patches = self.patch_embeddings(
                 pixel_values[images, :, : image_grid[0] * stride_h, : image_grid[1] * stride_w]
             )
             patches = patches.to(embedded_patches.dtype).index_put(indices, embedded_patches)
-            table, special_rows = self.position_table(image_grid, like=embedded_patches)
+            table, special_rows = self.compute_position_table(image_grid, like=embedded_patches)
             if table is not None:
                 positions = positions.to(table.dtype).index_put(indices, table.expand(len(images), -1, -1))
         return patches, None if table is None else positions, special_rows
@@ -778,7 +784,7 @@ def corrupt_patches(
     return torch.where(bool_masked_pos[..., None], replacement, patches)
 
 
-def additive(may_attend: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def make_additive(may_attend: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Convert a bool mask to a mask that is added to logits: 0 where attention is allowed, the lowest number elsewhere.
 
     Queries that may not attend to anything, such as padding, attend to everything, which avoids NaN.
@@ -801,4 +807,4 @@ def make_additive_mask(hidden_states: torch.Tensor, token_mask: torch.Tensor | N
         may_attend = may_attend.tril()
     if token_mask is not None:
         may_attend = may_attend & token_mask[:, None, None, :]
-    return additive(may_attend, hidden_states.dtype)
+    return make_additive(may_attend, hidden_states.dtype)

@@ -58,13 +58,13 @@ class LogitNorm(nn.Module):
         """Return the scales [3, A] of the three logits of q, k [M, A, L, K] and offsets to_q, to_k [L, K, L]."""
         variance = self.running_var
         if self.training:
-            mean_square, mean, number = self.moments(q, k, to_q, to_k)
+            mean_square, mean, number = self.compute_moments(q, k, to_q, to_k)
             variance = mean_square - mean.square()
             unbiased = variance.detach() * (number / (number - 1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
         return self.weight * torch.rsqrt(variance + self.eps)
 
-    def moments(self, q: torch.Tensor, k: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor):
+    def compute_moments(self, q: torch.Tensor, k: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor):
         """Return the mean squares and means [3, A] of the logits, and their number.
 
         Gram matrices give these sums without computing the logits.
@@ -105,17 +105,19 @@ class HfAxialResNetAttention(nn.Module):
 
     def __init__(self, config: HfBaseConfig, width: int, axis: int, stride: int) -> None:
         super().__init__()
-        self.axis, self.stride, self.key_size = axis, stride, width // HEADS // 2
+        self.axis = axis
+        self.stride = stride
+        self.key_size = width // HEADS // 2
         self.qkv = DenseNorm(width, 2 * width)
         self.logit_norm = LogitNorm()
-        self.offset_embeddings = nn.Parameter(torch.zeros(2 * self.span(config) - 1, 2 * width // HEADS))
+        self.offset_embeddings = nn.Parameter(torch.zeros(2 * self.compute_span(config) - 1, 2 * width // HEADS))
         self.content_norm, self.position_norm = nn.BatchNorm1d(width), nn.BatchNorm1d(width)
 
     def init_weights(self) -> None:
         init.normal_(self.qkv.dense.weight, std=self.qkv.dense.in_features**-0.5)
         init.normal_(self.offset_embeddings, std=(2 * self.key_size) ** -0.5)
 
-    def span(self, config: HfBaseConfig) -> int:
+    def compute_span(self, config: HfBaseConfig) -> int:
         """Return the number of positions of a line at the nominal image size."""
         return -(-config.nominal_size[self.axis - 1] // self.stride)
 
@@ -129,9 +131,11 @@ class HfAxialResNetAttention(nn.Module):
 
     def resize_to(self, config: HfBaseConfig) -> None:
         """Resample the table to the image size of another config."""
-        if 2 * self.span(config) - 1 != self.offset_embeddings.shape[0]:
-            table, requires_grad = self.table(self.span(config)).detach(), self.offset_embeddings.requires_grad
-            self.offset_embeddings = nn.Parameter(table.contiguous(), requires_grad=requires_grad)
+        if 2 * self.compute_span(config) - 1 != self.offset_embeddings.shape[0]:
+            table = self.table(self.compute_span(config)).detach()
+            self.offset_embeddings = nn.Parameter(
+                table.contiguous(), requires_grad=self.offset_embeddings.requires_grad
+            )
 
     def add_normalized(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Apply both batch norms and add the results, [M, L, A, V]."""
@@ -152,7 +156,8 @@ class HfAxialResNetAttention(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Attend along one axis of a map [B, H, W, C]."""
         qkv = self.qkv(features if self.axis == 2 else features.transpose(1, 2))  # [B, lines, L, 2C]
-        length, channels, size = qkv.shape[2], features.shape[3], self.key_size
+        length = qkv.shape[2]
+        size = self.key_size
         dtype = torch.promote_types(qkv.dtype, torch.float32)
         # The meta device, on which FLOPs are counted, does not support autocast.
         with nullcontext() if qkv.is_meta else torch.autocast(qkv.device.type, enabled=False):
@@ -162,7 +167,7 @@ class HfAxialResNetAttention(nn.Module):
             to_q, to_k, to_v = (rows.unfold(0, length, 1).flip(0) for rows in (to_q, to_k.flip(0), to_v))
             scales = self.logit_norm(lines[..., :size], lines[..., size : 2 * size], to_q, to_k).to(dtype)
             outputs = self.attend_lines(lines, scales[..., None, None], to_q, to_k, to_v)
-        output = outputs.to(qkv.dtype).reshape(*qkv.shape[:3], channels)
+        output = outputs.to(qkv.dtype).reshape(*qkv.shape[:3], features.shape[3])
         return output if self.axis == 2 else output.transpose(1, 2)
 
 
@@ -195,16 +200,19 @@ class HfAxialResNetStem(nn.Module):
 
     def __init__(self, config: HfBaseConfig) -> None:
         super().__init__()
-        channels, stride = config.stem_width, 4
+        channels = config.stem_width
+        stride = 4
         self.root_conv = nn.Conv2d(config.num_channels, channels, 7, stride=2, padding=3, bias=False)
         self.root_norm = nn.BatchNorm2d(channels)
         self.stages = nn.ModuleList()
         for index, depth in enumerate(config.stage_depths):
-            width, units = 2 * config.stem_width * 2**index, nn.Sequential()
+            width = 2 * config.stem_width * 2**index
+            units = nn.Sequential()
             for unit in range(depth):
                 step = 2 if unit == 0 and index > 0 else 1
                 units.append(HfAxialResNetBottleneck(config, channels, width, step, stride))
-                channels, stride = 2 * width, stride * step
+                channels = 2 * width
+                stride *= step
             self.stages.append(units)
         self.out_channels = channels
 

@@ -13,8 +13,8 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_axial_vit import HfAxialViTConfig
-from .configuration_hf_resnet import stem_stride
-from .embeddings_hf_vit import Grid, HfViTPatchEmbeddings, Rotation, Tokens, compute_angles, rotation_by
+from .configuration_hf_resnet import compute_stem_stride
+from .embeddings_hf_vit import Grid, HfViTPatchEmbeddings, Rotation, Tokens, compute_angles, to_rotation
 from .modeling_hf_axial_resnet import HfAxialResNetStem
 from .modeling_hf_vit import (
     HfViTAttention,
@@ -56,7 +56,7 @@ def make_line_rotations(config: HfAxialViTConfig, tokens: Tokens) -> LineRotatio
     for line, length in ((columns, tokens.grid[1]), (transpose_grid(rows, tokens.grid), tokens.grid[0])):
         lines = line.reshape(-1, length, 1)
         lines = lines[:1] if tokens.image_grids is None else lines  # all are the same
-        rotations.append(rotation_by(compute_angles(config, lines, config.rotary_base, config.rotary_periods)[:, None]))
+        rotations.append(to_rotation(compute_angles(config, lines, config.rotary_base, config.rotary_periods)[:, None]))
     return rotations[0], rotations[1]
 
 
@@ -99,7 +99,7 @@ class HfAxialViTLayer(nn.Module):
         """Run a block on every line of `length` tokens; input and output are [B, N, D]."""
         return block(tokens.reshape(-1, length, tokens.shape[-1]), mask, **kwargs).reshape(tokens.shape)
 
-    def attention_map(
+    def compute_attention_map(
         self, hidden_states: torch.Tensor, attention_mask: LineMasks, tokens: Tokens
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the maps of this block for its input [B, N, D]: rows [B, A, h, w, w] and columns [B, A, w, h, h]."""
@@ -121,7 +121,7 @@ class HfAxialViTLayer(nn.Module):
         """
         lines = tokens.reshape(-1, grid[1], tokens.shape[-1])
         lines = lines if block.norm_after_branches else block.layernorm_before(lines)
-        maps = block.attention.probabilities(lines, mask, grid, None, rotation)
+        maps = block.attention.compute_probabilities(lines, mask, grid, None, rotation)
         return maps.unflatten(0, (-1, grid[0])).transpose(1, 2)
 
 
@@ -130,7 +130,8 @@ class HfAxialViTStemEmbeddings(nn.Module):
 
     def __init__(self, config: HfAxialViTConfig) -> None:
         super().__init__()
-        self.patch_stride, stride = config.patch_stride, stem_stride(config.stage_depths or ())
+        self.patch_stride = config.patch_stride
+        stride = compute_stem_stride(config.stage_depths or ())
         patch = self.patch_stride[0] // stride, self.patch_stride[1] // stride
         self.stem = HfAxialResNetStem(config)
         self.projection = nn.Conv2d(
@@ -173,13 +174,13 @@ class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
     def build_layer(self, config: HfAxialViTConfig, drop_path_rate: float) -> nn.Module:
         return HfAxialViTLayer(config, drop_path_rate)
 
-    def _layer_arguments(self, tokens: Tokens) -> dict[str, Any]:
-        arguments = super()._layer_arguments(tokens)
+    def _make_layer_arguments(self, tokens: Tokens) -> dict[str, Any]:
+        arguments = super()._make_layer_arguments(tokens)
         return (
             arguments if tokens.rotation is None else arguments | {"rotation": make_line_rotations(self.config, tokens)}
         )
 
-    def _attention_mask(self, tokens: Tokens) -> LineMasks:
+    def _make_attention_mask(self, tokens: Tokens) -> LineMasks:
         """Return the masks of rows and of columns; both None if nothing is padded."""
         if tokens.token_mask is None:
             return None, None

@@ -17,7 +17,7 @@ from .configuration_hf_bit import HfBitConfig
 from .configuration_hf_vit import HfBaseConfig
 from .modeling_hf_resnet import HfResNetBaseBackbone, HfResNetBaseModel, HfResNetPreTrainedModel
 from .pretrained_hf_vit import HfPooledForImageClassification
-from .resnet_hf_vit import GROUPS, ResNetBottleneck, ResNetStem, StdConv2d, build_residual_stages, channels_last
+from .resnet_hf_vit import GROUPS, ResNetBottleneck, ResNetStem, StdConv2d, build_residual_stages, to_channels_last
 
 EPS = 1e-5
 
@@ -37,10 +37,14 @@ class HfBitPreActivationUnit(nn.Module):
 
     def __init__(self, config: HfBaseConfig, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        out_channels, conv = 4 * width, functools.partial(build_conv, config)
-        self.norm1, self.conv1 = nn.GroupNorm(GROUPS, in_channels, EPS), conv(in_channels, width, 1)
-        self.norm2, self.conv2 = nn.GroupNorm(GROUPS, width, EPS), conv(width, width, 3, stride)
-        self.norm3, self.conv3 = nn.GroupNorm(GROUPS, width, EPS), conv(width, out_channels, 1)
+        out_channels = 4 * width
+        conv = functools.partial(build_conv, config)
+        self.norm1 = nn.GroupNorm(GROUPS, in_channels, EPS)
+        self.conv1 = conv(in_channels, width, 1)
+        self.norm2 = nn.GroupNorm(GROUPS, width, EPS)
+        self.conv2 = conv(width, width, 3, stride)
+        self.norm3 = nn.GroupNorm(GROUPS, width, EPS)
+        self.conv3 = conv(width, out_channels, 1)
         shape_changes = stride != 1 or in_channels != out_channels
         self.projection = conv(in_channels, out_channels, 1, stride) if shape_changes else None
 
@@ -66,7 +70,7 @@ class HfBitPreActivationEncoder(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the map [B, C', h, w] of images [B, C, H, W]."""
-        features = self.root_pool(self.root_conv(channels_last(pixel_values)))
+        features = self.root_pool(self.root_conv(to_channels_last(pixel_values)))
         for stage in self.stages:
             features = stage(features)
         return F.relu(self.norm(features))

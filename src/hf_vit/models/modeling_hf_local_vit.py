@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_local_vit import HfLocalViTConfig
-from .embeddings_hf_vit import Grid, Rotation, Tokens, additive
+from .embeddings_hf_vit import Grid, Rotation, Tokens, make_additive
 from .modeling_hf_vit import (
     HfViTAttention,
     HfViTBaseForImageClassification,
@@ -45,7 +45,7 @@ def may_attend(config: HfLocalViTConfig, query: torch.Tensor, key: torch.Tensor,
     return (row_distance <= reach) & (column_distance <= reach)
 
 
-def raster_order(exists: torch.Tensor) -> torch.Tensor:
+def compute_raster_order(exists: torch.Tensor) -> torch.Tensor:
     """Return the numbers of each image's patches in raster order, padding last, from a mask [B, h*w] (False on
     padding).
     """
@@ -54,15 +54,15 @@ def raster_order(exists: torch.Tensor) -> torch.Tensor:
 
 def make_dense_mask(config: HfLocalViTConfig, tokens: Tokens) -> torch.Tensor:
     """Return the pattern as a mask [B or 1, 1, N, N] for all pairs of tokens, added to the logits."""
-    hidden_states, special = tokens.hidden_states, config.num_special_tokens
-    numbers = torch.arange(tokens.grid[0] * tokens.grid[1], device=hidden_states.device)[None]
+    special = config.num_special_tokens
+    numbers = torch.arange(tokens.grid[0] * tokens.grid[1], device=tokens.hidden_states.device)[None]
     if tokens.token_mask is not None and config.attention_pattern == "strided":
-        numbers = raster_order(tokens.token_mask[:, special:]).argsort(dim=1)
+        numbers = compute_raster_order(tokens.token_mask[:, special:]).argsort(dim=1)
     allowed = may_attend(config, numbers[:, :, None], numbers[:, None], tokens.grid[1])
     allowed = F.pad(allowed, (special, 0, special, 0), value=True)
     if tokens.token_mask is not None:
         allowed = allowed & tokens.token_mask[:, None]
-    return additive(allowed, hidden_states.dtype)[:, None]
+    return make_additive(allowed, tokens.hidden_states.dtype)[:, None]
 
 
 class Tiles(NamedTuple):
@@ -103,7 +103,8 @@ def make_tiles(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Ten
     h, w = map(torch.sym_int, tokens.grid)
     device = tokens.hidden_states.device
     special = config.num_special_tokens
-    offsets, reach = torch.arange(TILE, device=device), config.attention_window // 2
+    offsets = torch.arange(TILE, device=device)
+    reach = config.attention_window // 2
     queries, keys = [], []
     for side in (h, w):
         starts = TILE * torch.arange((side + TILE - 1) // TILE, device=device)[:, None]
@@ -118,7 +119,7 @@ def make_tiles(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Ten
     keys = torch.cat([torch.arange(special, device=device).expand(keys.shape[0], -1), keys + special], dim=1)
     if tokens.token_mask is not None:
         allowed = allowed & tokens.token_mask[:, keys][:, :, None]
-    mask = additive(allowed, tokens.hidden_states.dtype).expand(tokens.hidden_states.shape[0], -1, -1, -1)
+    mask = make_additive(allowed, tokens.hidden_states.dtype).expand(tokens.hidden_states.shape[0], -1, -1, -1)
     rows, columns = torch.arange(h, device=device)[:, None], torch.arange(w, device=device)
     tile_index = rows // TILE * ((w + TILE - 1) // TILE) + columns // TILE
     positions = (tile_index * TILE + rows % TILE) * TILE + columns % TILE
@@ -136,11 +137,12 @@ def make_lines(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Ten
     special = config.num_special_tokens
     is_strided = config.attention_pattern == "strided"
     length: Any = torch.sym_min(config.attention_stride, h * w) if is_strided else w  # a symbol in a graph
-    keys, order = torch.arange(1, h * w + 1, device=device)[None], None
+    keys = torch.arange(1, h * w + 1, device=device)[None]
+    order = None
     if tokens.token_mask is not None:
         is_patch = tokens.token_mask[:, special:]
         if is_strided:
-            order = raster_order(is_patch)
+            order = compute_raster_order(is_patch)
             is_patch = is_patch.gather(1, order)
         keys = keys * is_patch
     keys = F.pad(keys, (0, -(h * w) % length)).unflatten(1, (-1, length))  # [B or 1, R, L]
@@ -151,7 +153,7 @@ def make_lines(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Ten
     )
     allowed_in_column = (keys > 0).transpose(1, 2)[:, None].expand(-1, keys.shape[1], -1, -1)
     allowed = torch.cat([F.pad(allowed_near, (special, 0), value=True), allowed_in_column], dim=-1)
-    return Lines(special_mask, additive(allowed, tokens.hidden_states.dtype)[:, None], order)
+    return Lines(special_mask, make_additive(allowed, tokens.hidden_states.dtype)[:, None], order)
 
 
 def gather_near_lines(lines: torch.Tensor, with_neighbors: bool) -> torch.Tensor:
@@ -160,7 +162,8 @@ def gather_near_lines(lines: torch.Tensor, with_neighbors: bool) -> torch.Tensor
     """
     if not with_neighbors:
         return lines
-    count, padded = lines.shape[2], F.pad(lines, (0, 0, 0, 0, 1, 1))
+    count = lines.shape[2]
+    padded = F.pad(lines, (0, 0, 0, 0, 1, 1))
     return torch.cat([padded[:, :, start : start + count] for start in range(3)], dim=3)
 
 
@@ -194,7 +197,8 @@ class HfLocalViTAttention(HfViTAttention):
         """Run the attention implementation; pass the mask to flex attention as a bias."""
         if mask is not None and self.config._attn_implementation == "flex_attention":
             # Given as a mask, transformers makes torch 2.15 compile a CPU kernel that crashes.
-            kwargs["position_bias"], mask = mask.expand(-1, query.shape[1], -1, -1), None
+            kwargs["position_bias"] = mask.expand(-1, query.shape[1], -1, -1)
+            mask = None
         return super().interface(query, key, value, mask, **kwargs)
 
     def attend_tiles(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tiles: Tiles) -> torch.Tensor:
@@ -213,8 +217,10 @@ class HfLocalViTAttention(HfViTAttention):
 
         One softmax covers three sets of keys (special, near, column), which no attention kernel supports.
         """
-        special, count = self.config.num_special_tokens, query.shape[2] - self.config.num_special_tokens
-        length, is_strided = lines.mask.shape[3], self.config.attention_pattern == "strided"
+        special = self.config.num_special_tokens
+        count = query.shape[2] - special
+        length = lines.mask.shape[3]
+        is_strided = self.config.attention_pattern == "strided"
         order = None if lines.order is None else lines.order[:, None, :, None].expand_as(query[:, :, special:])
 
         def arrange_in_lines(tensor: torch.Tensor) -> torch.Tensor:
@@ -241,7 +247,7 @@ class HfLocalViTAttention(HfViTAttention):
             output = torch.zeros_like(output).scatter(2, order, output)
         return output.transpose(1, 2)
 
-    def probabilities(
+    def compute_probabilities(
         self,
         hidden_states: torch.Tensor,
         token_mask: torch.Tensor | None,
@@ -271,7 +277,7 @@ class HfLocalViTModel(HfLocalViTPreTrainedModel, HfViTBaseModel):
         layer.attention = HfLocalViTAttention(config)
         return layer
 
-    def _attention_mask(self, tokens: Tokens) -> torch.Tensor | Tiles | Lines:
+    def _make_attention_mask(self, tokens: Tokens) -> torch.Tensor | Tiles | Lines:
         """Return a dense mask for eager attention, else the tiles or lines of this batch."""
         # A trace by torch.jit would fix the tiles and lines of its example's size.
         if (self.config._attn_implementation or "eager") == "eager" or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
@@ -279,7 +285,7 @@ class HfLocalViTModel(HfLocalViTPreTrainedModel, HfViTBaseModel):
         special_mask = None
         if tokens.token_mask is not None:
             allowed = tokens.token_mask[:, None, None].expand(-1, -1, self.config.num_special_tokens, -1)
-            special_mask = additive(allowed, tokens.hidden_states.dtype)
+            special_mask = make_additive(allowed, tokens.hidden_states.dtype)
         make_parts = make_tiles if self.config.attention_pattern == "local" else make_lines
         return make_parts(self.config, tokens, special_mask)
 

@@ -37,7 +37,8 @@ class HfMixerPatchEmbeddings(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the patches [B, N, D] of images [B, C, H, W], padded on all sides to whole patches."""
-        (height, width), (stride_h, stride_w) = pixel_values.shape[2:], self.projection.stride
+        height, width = pixel_values.shape[2:]
+        stride_h, stride_w = self.projection.stride
         missing_rows, missing_columns = -height % stride_h, -width % stride_w
         if missing_rows or missing_columns:  # TensorFlow's SAME padding, which adds an odd px at the right or bottom
             left, top = missing_columns // 2, missing_rows // 2

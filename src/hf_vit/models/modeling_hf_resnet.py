@@ -122,7 +122,7 @@ class HfResNetBaseBackbone(HfResNetPreTrainedModel, HfBaseBackbone):
     def strides(self) -> list[int]:
         return [4 * 2 ** max(self.stage_names.index(name) - 1, 0) for name in self.out_features]
 
-    def _stage_states(self, hidden_states: tuple[torch.Tensor, ...]) -> Iterable[torch.Tensor]:
+    def _iterate_stage_states(self, hidden_states: tuple[torch.Tensor, ...]) -> Iterable[torch.Tensor]:
         model: Any = self.base_model
         return model.stage_states(hidden_states)
 

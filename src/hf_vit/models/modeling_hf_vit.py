@@ -34,7 +34,7 @@ from .embeddings_hf_vit import (
     build_norm,
     make_additive_mask,
     rotate,
-    rotation_by,
+    to_rotation,
 )
 from .pretrained_hf_vit import (
     HfPooledForImageClassification,
@@ -104,7 +104,8 @@ class HfViTAttention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.is_causal = config.is_causal
         self.attention_dropout = config.attention_probs_dropout_prob
-        width, bias = config.hidden_size, config.qkv_bias
+        width = config.hidden_size
+        bias = config.qkv_bias
         biases = bias, bias and config.key_bias, bias
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=has_bias) for has_bias in biases)
         self.o_proj = nn.Linear(width, width, bias=config.projection_bias)
@@ -134,7 +135,7 @@ class HfViTAttention(nn.Module):
         """
         return projected.view(*projected.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
-    def position_bias(
+    def compute_position_bias(
         self, query: torch.Tensor, grid: Grid | None, image_grids: list[Grid] | None
     ) -> torch.Tensor | None:
         """Return the bias [B, A, N, N] of relative positions; None if the layer has none.
@@ -171,14 +172,15 @@ class HfViTAttention(nn.Module):
         if rotation is None:
             return query, key
         if self.rotary_frequencies is not None:  # then the rotation is coordinates
-            coordinates, heads = cast("torch.Tensor", rotation), self.config.num_attention_heads
+            coordinates = cast("torch.Tensor", rotation)
+            heads = self.config.num_attention_heads
             if heads != query.shape[1]:
                 raise ValueError(
                     f"rotary_embedding='mixed' needs all {heads} heads in one process, which has {query.shape[1]} "
                     "under tensor parallelism; load the model without tp_plan"
                 )
             first, second = self.rotary_frequencies.to(coordinates).unflatten(1, (heads, 1, -1))
-            rotation = rotation_by(coordinates[:, None, :, :1] * first + coordinates[:, None, :, 1:] * second)
+            rotation = to_rotation(coordinates[:, None, :, :1] * first + coordinates[:, None, :, 1:] * second)
         return rotate(query, rotation, self.rotary_pairing), rotate(key, rotation, self.rotary_pairing)
 
     def attend(
@@ -195,7 +197,7 @@ class HfViTAttention(nn.Module):
         """
         query, key, value = self.project(hidden_states)
         query, key = self.normalize_and_rotate(query, key, rotation)
-        bias = self.position_bias(query, grid, image_grids)
+        bias = self.compute_position_bias(query, grid, image_grids)
         if bias is not None:
             kwargs["position_bias"] = bias
         output, probabilities = self.interface(query, key, value, attention_mask, **kwargs)
@@ -224,7 +226,7 @@ class HfViTAttention(nn.Module):
             output = self.inner_layernorm(output)
         return self.o_proj(output), probabilities
 
-    def probabilities(
+    def compute_probabilities(
         self,
         hidden_states: torch.Tensor,
         token_mask: torch.Tensor | None,
@@ -237,7 +239,7 @@ class HfViTAttention(nn.Module):
         """
         query, key = self.normalize_and_rotate(*self.query_and_key(hidden_states), rotation)
         mask = make_additive_mask(query[:, 0], token_mask, self.is_causal)
-        bias = self.position_bias(query, grid, image_grids)
+        bias = self.compute_position_bias(query, grid, image_grids)
         return compute_attention_probabilities(query, key, self.scaling, mask, bias)
 
 
@@ -246,7 +248,8 @@ class HfViTMLP(nn.Module):
 
     def __init__(self, config: HfViTBaseConfig, intermediate_size: int | None = None) -> None:
         super().__init__()
-        size, self.has_bias = intermediate_size or config.intermediate_size, config.mlp_bias
+        size = intermediate_size or config.intermediate_size
+        self.has_bias = config.mlp_bias
         self.fc1 = nn.Linear(config.hidden_size, size, bias=self.has_bias)
         self.activation_fn = ACT2FN[config.hidden_act]
         self.inner_layernorm = build_norm(config, size) if config.norm_in_mlp else None
@@ -274,7 +277,9 @@ class HfViTSwiGLU(nn.Module):
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
-        size, width, self.has_bias = config.intermediate_size, config.hidden_size, config.mlp_bias
+        size = config.intermediate_size
+        width = config.hidden_size
+        self.has_bias = config.mlp_bias
         self.gate_proj, self.up_proj = (nn.Linear(width, size, bias=self.has_bias) for _ in range(2))
         self.inner_layernorm = build_norm(config, size) if config.norm_in_mlp else None
         self.down_proj = nn.Linear(size, width, bias=self.has_bias)
@@ -371,26 +376,28 @@ class HfViTLayer(GradientCheckpointingLayer):
         scaled_branch = branch if scale is None else scale(branch)
         return hidden_states + (scaled_branch if self.drop_path is None else self.drop_path(scaled_branch))
 
-    def attention_map(
+    def compute_attention_map(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, tokens: Tokens
     ) -> torch.Tensor:
         """Return the attention probabilities [B, A, N, N] of this block for its input [B, N, D]."""
         normalized = hidden_states if self.norm_after_branches else self.layernorm_before(hidden_states)
         arguments = tokens.grid, tokens.image_grids, tokens.rotation
-        return self.attention.probabilities(normalized, tokens.token_mask, *arguments)
+        return self.attention.compute_probabilities(normalized, tokens.token_mask, *arguments)
 
 
-def class_token_index(config: HfViTBaseConfig) -> int:
+def get_class_token_index(config: HfViTBaseConfig) -> int:
     """Return the index of the class token in the sequence; the distillation token follows it."""
     return -config.num_special_tokens if config.is_causal else 0
 
 
-def patch_token_slice(config: HfViTBaseConfig) -> slice:
+def get_patch_token_slice(config: HfViTBaseConfig) -> slice:
     """Return the slice of patch tokens in the sequence: after the special tokens, or before them if attention is
     causal.
     """
     special = config.num_special_tokens
-    return slice(0, -special if special else None) if config.is_causal else slice(special, None)
+    if config.is_causal:
+        return slice(0, -special if special else None)
+    return slice(special, None)
 
 
 class AttentionPooling(nn.Module):
@@ -437,7 +444,8 @@ class HfViTPooler(nn.Module):
         super().__init__()
         size = config.representation_size
         self.dense = None if size is None else nn.Linear(config.hidden_size, size)
-        self.class_token, self.patch_tokens = class_token_index(config), patch_token_slice(config)
+        self.class_token = get_class_token_index(config)
+        self.patch_tokens = get_patch_token_slice(config)
 
     def init_weights(self) -> None:
         if self.dense is not None:
@@ -604,7 +612,8 @@ class HfViTBaseModel(HfViTPreTrainedModel):
 
     def layer_sequence(self) -> list[Any]:
         """Return the blocks in the order they run; layers of one group share a block (ALBERT)."""
-        depth, groups = self.config.num_hidden_layers, len(self.layers)
+        depth = self.config.num_hidden_layers
+        groups = len(self.layers)
         return [self.layers[index * groups // depth] for index in range(depth)]
 
     def embed(
@@ -657,8 +666,8 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             pixel_values, patch_attention_mask, bool_masked_pos=bool_masked_pos, patch_sources=patch_sources
         )
         hidden_states = tokens.hidden_states
-        attention_mask = self._attention_mask(tokens)
-        arguments = self._layer_arguments(tokens)
+        attention_mask = self._make_attention_mask(tokens)
+        arguments = self._make_layer_arguments(tokens)
         for layer in self.layer_sequence():
             hidden_states = layer(hidden_states, attention_mask, **arguments, **options)
         if not self.norm_after_pooling:
@@ -668,12 +677,12 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             pooled = self.layernorm(pooled)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
-    def _layer_arguments(self, tokens: Tokens) -> dict[str, Any]:
+    def _make_layer_arguments(self, tokens: Tokens) -> dict[str, Any]:
         """Return the keyword arguments that all layers get: where the tokens are on the grid."""
         arguments = {"grid": tokens.grid, "image_grids": tokens.image_grids}
         return arguments if tokens.rotation is None else arguments | {"rotation": tokens.rotation}
 
-    def _attention_mask(self, tokens: Tokens) -> Any:
+    def _make_attention_mask(self, tokens: Tokens) -> Any:
         """Return the mask that all layers get, in the form that their attention takes."""
         return make_attention_mask(self.config, tokens.hidden_states, tokens.token_mask)
 
@@ -696,7 +705,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
             ValueError: the model has no such layer.
         """
         depth = self.config.num_hidden_layers
-        indices = set(range(depth)) if layers is None else {i + depth if i < 0 else i for i in layers}
+        indices = {index + depth if index < 0 else index for index in (range(depth) if layers is None else layers)}
         if not indices or not indices <= set(range(depth)):
             raise ValueError(
                 f"layers={layers} does not fit a model with {depth} layers; give indices from {-depth} to {depth - 1}"
@@ -705,7 +714,8 @@ class HfViTBaseModel(HfViTPreTrainedModel):
 
     def split_tokens(self, state: torch.Tensor, grid: Grid) -> LayerFeatures:
         """Sort the tokens [B, N, D] of images of h x w patches by their kind."""
-        config, patches = self.config, state[:, patch_token_slice(self.config)]
+        config = self.config
+        patches = state[:, get_patch_token_slice(config)]
         special = state[:, patches.shape[1] :] if config.is_causal else state[:, : config.num_special_tokens]
         has_class = config.has_class_token
         return LayerFeatures(patches, grid, special[:, 0] if has_class else None, special[:, int(has_class) :])
@@ -729,15 +739,15 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         indices = self._resolve_layers(layers)
         tokens = self.embed(pixel_values, patch_attention_mask)
         hidden_states = tokens.hidden_states
-        attention_mask = self._attention_mask(tokens)
-        arguments = self._layer_arguments(tokens)
+        attention_mask = self._make_attention_mask(tokens)
+        arguments = self._make_layer_arguments(tokens)
         maps: dict[int, Any] = {}
         for index, layer in enumerate(self.layer_sequence()[: max(indices) + 1]):
             if index in indices:
-                maps[index] = layer.attention_map(hidden_states, attention_mask, tokens)
+                maps[index] = layer.compute_attention_map(hidden_states, attention_mask, tokens)
             if index < max(indices):
                 hidden_states = layer(hidden_states, attention_mask, **arguments)
-        return AttentionMaps(maps, tokens.grid, patch_token_slice(self.config))
+        return AttentionMaps(maps, tokens.grid, get_patch_token_slice(self.config))
 
 
 class HfViTModel(HfViTBaseModel):
@@ -777,7 +787,7 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel, HfPooledForImageClas
         head_outputs = super()._compute_head_outputs(outputs)
         if not self.config.has_distillation_head:
             return head_outputs
-        token = outputs.last_hidden_state[:, class_token_index(self.config) + 1]
+        token = outputs.last_hidden_state[:, get_class_token_index(self.config) + 1]
         heads = {"cls_logits": head_outputs["logits"], "distillation_logits": self.distillation_classifier(token)}
         return {"logits": (heads["cls_logits"] + heads["distillation_logits"]) / 2, **heads}
 

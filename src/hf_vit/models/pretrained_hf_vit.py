@@ -69,7 +69,7 @@ def check_images(pixel_values: torch.Tensor, num_channels: int) -> None:
         )
 
 
-def classification_loss(
+def compute_classification_loss(
     logits: torch.Tensor,
     labels: torch.Tensor,
     problem_type: str | None = None,
@@ -150,22 +150,22 @@ def _check_indices(labels: torch.Tensor, num_labels: int) -> None:
         )
 
 
-def classifier_loss(
+def compute_classifier_loss(
     logits: torch.Tensor,
     labels: torch.Tensor | None,
     config: PreTrainedConfig,
     num_items_in_batch: torch.Tensor | int | None,
 ) -> torch.Tensor | None:
-    """Return the `classification_loss` of a classifier with this configuration; None without labels.
+    """Return the `compute_classification_loss` of a classifier with this configuration; None without labels.
 
     Raises:
-        ValueError: the model has no head; see also `classification_loss`.
+        ValueError: the model has no head; see also `compute_classification_loss`.
     """
     if labels is None:
         return None
     if not config.num_labels:
         raise ValueError("labels need a model with a head, but num_labels=0; load the model with num_labels")
-    return classification_loss(logits, labels, config.problem_type, num_items_in_batch)
+    return compute_classification_loss(logits, labels, config.problem_type, num_items_in_batch)
 
 
 @dataclass(frozen=True)
@@ -227,24 +227,25 @@ class HfPublishedMixin:
         """
         name = type(self).__name__.removeprefix("FSDP")  # torch derives a class for sharded models
         model_class: Any = next((base for base in type(self).__mro__ if base.__name__ == name), type(self))
-        names = [f"{base.__module__.rpartition('.')[2]}.{base.__name__}" for base in model_class.__mro__]
+        target, *parents = (f"{base.__module__.rpartition('.')[2]}.{base.__name__}" for base in model_class.__mro__)
         classes: dict[str, str] = dict(getattr(self.config, "auto_classes", {}))
-        auto_class = next(
-            (key for name_in_mro in names for key, target in classes.items() if target == name_in_mro),
-            model_class._auto_class,
-        )
-        if auto_class is None or classes.get(auto_class) == names[0]:
+        auto_classes = {value: key for key, value in reversed(classes.items())}
+        if target in auto_classes:  # a class of the family
             return classes
-        if model_class._auto_class is not None and model_class.__module__ != "__main__":
-            return {**classes, auto_class: names[0]}
-        if model_class.__module__ == "__main__" or auto_class in classes:
-            warnings.warn(
-                f"the code of {name} is not saved, so {auto_class} cannot load it; put the class in a module of its "
-                f'own and call {name}.register_for_auto_class("{auto_class}") before saving',
-                UserWarning,
-                stacklevel=3,
-            )
-            classes.pop(auto_class, None)
+        auto_class = next(
+            (auto_classes[parent] for parent in parents if parent in auto_classes), model_class._auto_class
+        )
+        if auto_class is None:
+            return classes
+        if model_class._auto_class is not None and model_class.__module__ != "__main__":  # registered, with its code
+            return {**classes, auto_class: target}
+        warnings.warn(
+            f"the code of {name} is not saved, so {auto_class} cannot load it; put the class in a module of its "
+            f'own and call {name}.register_for_auto_class("{auto_class}") before saving',
+            UserWarning,
+            stacklevel=3,
+        )
+        classes.pop(auto_class, None)
         return classes
 
     @classmethod
@@ -479,7 +480,7 @@ class HfPooledForImageClassification(HfPreTrainedModel):
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         outputs = self.base_model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
         head_outputs = self._compute_head_outputs(outputs)
-        loss = classifier_loss(head_outputs["logits"], labels, self.config, num_items_in_batch)
+        loss = compute_classifier_loss(head_outputs["logits"], labels, self.config, num_items_in_batch)
         return self.output_class(
             loss=loss, hidden_states=outputs.hidden_states, attentions=outputs.attentions, **head_outputs
         )
@@ -558,10 +559,10 @@ class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
 
     def _select_maps(self, outputs: Any, grid: tuple[int, int]) -> tuple[torch.Tensor, ...]:
         """Return the maps of `out_features` from the model's outputs for an image of h x w patches."""
-        stages = zip(self.stage_names, self._stage_states(outputs.hidden_states), strict=True)
+        stages = zip(self.stage_names, self._iterate_stage_states(outputs.hidden_states), strict=True)
         return tuple(self._map(state, grid) for name, state in stages if name in self.out_features)
 
-    def _stage_states(self, hidden_states: tuple[torch.Tensor, ...]) -> Iterable[torch.Tensor]:
+    def _iterate_stage_states(self, hidden_states: tuple[torch.Tensor, ...]) -> Iterable[torch.Tensor]:
         """Return the hidden state of every stage."""
         return hidden_states
 

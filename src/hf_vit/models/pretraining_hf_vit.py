@@ -18,7 +18,7 @@ from transformers.modeling_outputs import MaskedImageModelingOutput
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig, as_pair
-from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, patch_token_slice
+from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel, get_patch_token_slice
 
 LEVELS = 8  # 3 bits per channel
 MAX_CHANNELS = 4  # 8**4 = 4,096 classes; each further channel would multiply them by 8
@@ -47,7 +47,7 @@ def number_colors(colors: torch.Tensor) -> torch.Tensor:
     return classes
 
 
-def class_colors(classes: torch.Tensor, num_channels: int) -> torch.Tensor:
+def get_class_colors(classes: torch.Tensor, num_channels: int) -> torch.Tensor:
     """Return the colors [..., C] in the middle of each class [...]."""
     powers = LEVELS ** torch.arange(num_channels - 1, -1, -1, device=classes.device)
     return ((classes[..., None] // powers) % LEVELS + 0.5) / LEVELS
@@ -69,7 +69,8 @@ class ColorClasses:
                 f"{LEVELS}**{config.num_channels} color classes; use prediction_target='pixels', or at most "
                 f"{MAX_CHANNELS} channels"
             )
-        self.config, self.side = config, side
+        self.config = config
+        self.side = side
         self.num_classes = LEVELS**config.num_channels
         self.num_outputs = side * side * self.num_classes
         self.check_patch(config.patch_stride)
@@ -102,12 +103,12 @@ class ColorClasses:
 
     def to_patches(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the most likely colors of outputs [B, N, num_outputs] as patches of pixel values [B, N, C, P, P']."""
-        batch, channels = outputs.shape[:2], self.config.num_channels
+        channels = self.config.num_channels
         classes = outputs.reshape(-1, self.side**2, self.num_classes).argmax(-1)
-        colors = class_colors(classes, channels).to(outputs.dtype).transpose(1, 2)
+        colors = get_class_colors(classes, channels).to(outputs.dtype).transpose(1, 2)
         mean, std = self._scale(outputs)
         planes = (colors.reshape(-1, channels, self.side, self.side) - mean) / std
-        return F.interpolate(planes, size=self.config.patch_stride, mode="nearest").unflatten(0, batch)
+        return F.interpolate(planes, size=self.config.patch_stride, mode="nearest").unflatten(0, outputs.shape[:2])
 
     def _scale(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and std of the image processor, each [C or 1, 1, 1]."""
@@ -223,15 +224,15 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
         outputs = self.vit(
             pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **corruption, **kwargs
         )
-        hidden = outputs.last_hidden_state[:, patch_token_slice(self.config)]
+        hidden = outputs.last_hidden_state[:, get_patch_token_slice(self.config)]
         if self.config.predict_next_patch:
             hidden = F.pad(hidden[:, :-1], (0, 0, 1, 0))
         results: dict[str, Any] = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
         masked = None if bool_masked_pos is None else bool_masked_pos.bool()
         if masked is not None and self.training:
-            masked_outputs = at_least_float32(self.prediction_head(hidden[masked]))
+            masked_outputs = widen_to_float32(self.prediction_head(hidden[masked]))
         else:
-            outputs_of_patches = at_least_float32(self.prediction_head(hidden))
+            outputs_of_patches = widen_to_float32(self.prediction_head(hidden))
             results["logits"] = self.target.logits(outputs_of_patches)
             grid = self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
             images = join_patches(self.target.to_patches(outputs_of_patches), grid)
@@ -246,7 +247,7 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
         self, pixel_values: torch.Tensor, bool_masked_pos: torch.Tensor, patch_attention_mask: torch.Tensor | None
     ) -> None:
         """Raise a ValueError before any computation if the mask allows no loss; the embeddings check the rest."""
-        h, w = self.vit.embeddings.patch_grid(pixel_values)
+        h, w = self.vit.embeddings.compute_patch_grid(pixel_values)
         height, width = pixel_values.shape[2:]
         stride_h, stride_w = self.config.patch_stride
         if h * stride_h > height or w * stride_w > width:
@@ -269,7 +270,7 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
             )
 
 
-def at_least_float32(outputs: torch.Tensor) -> torch.Tensor:
+def widen_to_float32(outputs: torch.Tensor) -> torch.Tensor:
     """Return outputs in at least float32, which cross-entropy and colors need."""
     return outputs if outputs.dtype == torch.float64 else outputs.float()
 

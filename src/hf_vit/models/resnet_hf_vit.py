@@ -18,12 +18,12 @@ from .configuration_hf_vit import HfBaseConfig
 GROUPS = 32
 
 
-def channels_last(images: torch.Tensor) -> torch.Tensor:
+def to_channels_last(images: torch.Tensor) -> torch.Tensor:
     """Return images [B, C, H, W] in the memory layout in which convolutions run fastest, on CPUs and GPUs alike."""
     return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
-def same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
+def compute_same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
     """Return TensorFlow's SAME padding (before, after) of one side, which depends on the side and may be uneven."""
     total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
     return total // 2, total - total // 2
@@ -31,8 +31,8 @@ def same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
 
 def pad_same(images: torch.Tensor, kernel: int, stride: int) -> tuple[torch.Tensor, tuple[int, int]]:
     """Pad images if SAME padding is uneven; return them with the (height, width) padding left to the operator."""
-    top, bottom = same_padding(images.shape[2], kernel, stride)
-    left, right = same_padding(images.shape[3], kernel, stride)
+    top, bottom = compute_same_padding(images.shape[2], kernel, stride)
+    left, right = compute_same_padding(images.shape[3], kernel, stride)
     if top == bottom and left == right:
         return images, (top, left)
     return F.pad(images, (left, right, top, bottom)), (0, 0)
@@ -48,7 +48,7 @@ def max_pool_same(features: torch.Tensor) -> torch.Tensor:
 
     The padding is even or one cell longer at the end; `ceil_mode` adds that cell.
     """
-    padding = (same_padding(features.shape[2], 3, 2)[0], same_padding(features.shape[3], 3, 2)[0])
+    padding = (compute_same_padding(features.shape[2], 3, 2)[0], compute_same_padding(features.shape[3], 3, 2)[0])
     return F.max_pool2d(features, kernel_size=3, stride=2, padding=padding, ceil_mode=True)
 
 
@@ -110,9 +110,9 @@ class StdConv2d(nn.Conv2d):
         kernel = self.standardized()
         if self.kernel_size == self.stride == (1, 1) and self.groups == 1:  # faster as a dense layer
             return F.linear(input.permute(0, 2, 3, 1), kernel.flatten(1), self.bias).permute(0, 3, 1, 2)
-        return self.convolved(input, kernel)
+        return self.convolve(input, kernel)
 
-    def convolved(self, input: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    def convolve(self, input: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
         """Pad the input and convolve it with a standardized kernel."""
         padded, padding = self._pad(input, self.kernel_size[0], self.stride[0])
         return F.conv2d(padded, kernel, self.bias, stride=self.stride, padding=padding, groups=self.groups)
@@ -190,7 +190,7 @@ class ResNetStem(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the map [B, C', h, w] of images [B, C, H, W]."""
-        features = self.root_conv(channels_last(pixel_values))
+        features = self.root_conv(to_channels_last(pixel_values))
         features = F.relu(max_pool_same(self.root_norm(features)))  # ReLU after pooling: same result, fewer values
         for stage in self.stages:
             features = stage(features)

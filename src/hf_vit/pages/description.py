@@ -8,10 +8,10 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.data.transforms import refuse_own_shapes
 from hf_vit.errors import UserError
-from hf_vit.families import family_of, problem_type_of
+from hf_vit.families import find_family, get_problem_type
 from hf_vit.hub.card_metadata import select_main_evaluation
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.models.modeling_hf_vit import class_token_index, patch_token_slice
+from hf_vit.models.modeling_hf_vit import get_class_token_index, get_patch_token_slice
 from hf_vit.pages.graph import is_axial
 from hf_vit.results.facts import Facts, as_fraction
 
@@ -31,19 +31,20 @@ def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Pa
         UserError: the page does not support the image processor.
     """
     config: Any = model.config
-    family = family_of(config.model_type)
+    family = find_family(config.model_type)
     assert family is not None
     token_fields: dict[str, Any] = {"patch_start": 0, "class_token": None}
+    attention_kind = None
     if family.is_vit:
-        token_fields["patch_start"] = patch_token_slice(config).start or 0
-        token_fields["class_token"] = class_token_index(config) if config.has_class_token else None
-    attention_kind = ("axial" if is_axial(config) else "full") if family.is_vit else None
+        token_fields["patch_start"] = get_patch_token_slice(config).start or 0
+        token_fields["class_token"] = get_class_token_index(config) if config.has_class_token else None
+        attention_kind = "axial" if is_axial(config) else "full"
     return {
         "name": name,
         "family": family.label.partition(" ")[2],  # drops the article
         "parameters": model.num_parameters(),
         "labels": [str(config.id2label[index]) for index in range(config.num_labels)],
-        "multi_label": problem_type_of(config) == "multi_label_classification",
+        "multi_label": get_problem_type(config) == "multi_label_classification",
         "image_size": list(as_pair(config.image_size)),
         "grid": list(config.grid),
         "patch_px": list(config.patch_stride),
@@ -52,7 +53,7 @@ def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Pa
         "heads": config.num_attention_heads if family.is_vit else 0,
         **token_fields,
         "preprocessing": describe_preprocessing(processor, as_pair(config.image_size)),
-        "figures": _metric_rows(folder),
+        "figures": _make_metric_rows(folder),
     }
 
 
@@ -102,7 +103,7 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
     }
 
 
-def _metric_rows(folder: Path | None) -> list[dict[str, str]]:
+def _make_metric_rows(folder: Path | None) -> list[dict[str, str]]:
     """Return accuracy, calibration error and speed with notes, as the card states them; empty without an evaluation."""
     record = None if folder is None else select_main_evaluation(Facts.load(folder))
     if record is None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.families import family_of
+from hf_vit.families import find_family
 from hf_vit.models.configuration_hf_vit import as_pair
 
 
@@ -22,7 +22,7 @@ class ModelWithMaps(nn.Module):
         super().__init__()
         config: Any = model.config
         self.model = model
-        family = family_of(config.model_type)
+        family = find_family(config.model_type)
         assert family is not None
         self.has_tokens, self.has_attention = family.has_tokens, family.is_vit
         kinds = ("row_attention", "column_attention") if is_axial(config) else ("attention",)
@@ -49,7 +49,7 @@ class ModelWithMaps(nn.Module):
             return None
         encoder: Any = self.model.base_model
         with torch.no_grad():
-            table, _ = encoder.embeddings.position_table(encoder.config.grid, like=next(encoder.parameters()))
+            table, _ = encoder.embeddings.compute_position_table(encoder.config.grid, like=next(encoder.parameters()))
         return None if table is None else table[0].detach().clone()
 
 
@@ -60,10 +60,11 @@ def is_axial(config: Any) -> bool:
 
 def count_inner_values(config: Any) -> int:
     """Return how many values the attention maps and hidden states of one image have; a browser keeps all in memory."""
-    family = family_of(config.model_type)
+    family = find_family(config.model_type)
     if family is None or not family.has_tokens:
         return 0
-    (h, w), depth = config.grid, config.num_hidden_layers
+    h, w = config.grid
+    depth = config.num_hidden_layers
     attention = 0
     if family.is_vit:
         tokens = h * w + 1
@@ -104,7 +105,8 @@ def _add_constant(graph: Any, name: str, values: torch.Tensor) -> None:
     table = ir.Value(name=f"{name}_table", const_value=ir.tensor(values.numpy(), name=f"{name}_table"))
     graph.register_initializer(table)
     node = ir.node("Identity", [table])
-    node.outputs[0].name, node.outputs[0].dtype = name, ir.DataType.FLOAT
+    node.outputs[0].name = name
+    node.outputs[0].dtype = ir.DataType.FLOAT
     node.outputs[0].shape = ir.Shape(list(values.shape))
     graph.append(node)
     graph.outputs.append(node.outputs[0])

@@ -19,7 +19,7 @@ from hf_vit.conversion.targets.graph_targets import OnnxGraph
 from hf_vit.conversion.targets.target import has_head
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import to_rgb
-from hf_vit.data.labels import classes_of
+from hf_vit.data.labels import list_classes
 from hf_vit.data.load import load_data
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
@@ -29,7 +29,7 @@ from hf_vit.hub.contents import PAGE_FILES
 from hf_vit.hub.model_folder import CARD_NAME, PAGE_NAME
 from hf_vit.pages.description import describe_model
 from hf_vit.pages.graph import count_inner_values, write_graph
-from hf_vit.results.delivery import new_folder, prepare_output
+from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.writing import explain_write_errors
 
 # Limit for weights and maps: WebAssembly has 4 GB, and the browser holds the file and its decoded content.
@@ -76,8 +76,8 @@ def make_page(
     check_runtime(runtime)
     OnnxGraph().require_libraries()
     examples = None if images is None else load_data(images, skip_bad_images=True)
-    with quiet_transformers(), new_folder(target) as folder:
-        names = distinct_names(models)
+    with quiet_transformers(), deliver_folder(target) as folder:
+        names = shorten_names(models)
         descriptions = [
             _write_model(model, name, folder / "models" / str(number), target)
             for number, (model, name) in enumerate(zip(models, names, strict=True))
@@ -86,7 +86,7 @@ def make_page(
             page = {"models": descriptions, "examples": _write_examples(examples, folder)}
             content = json.dumps(page, indent=1, ensure_ascii=False) + "\n"
             (folder / PAGE_NAME).write_text(content, encoding="utf-8")
-            (folder / CARD_NAME).write_text(_space_card(names, models), encoding="utf-8")
+            (folder / CARD_NAME).write_text(_make_space_card(names, models), encoding="utf-8")
             for file in PAGE_FILES:
                 (folder / file).write_bytes((resources.files("hf_vit.pages") / "static" / file).read_bytes())
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -95,7 +95,7 @@ def make_page(
     return PageResult(Path(output), names, size / 1e6)
 
 
-def distinct_names(models: Sequence[str | Path]) -> list[str]:
+def shorten_names(models: Sequence[str | Path]) -> list[str]:
     """Return the shortest ends of names and paths that differ, as a page should not publish whole local paths."""
     parts = [Path(model).resolve().parts if Path(model).is_dir() else Path(str(model)).parts for model in models]
     names: list[str] = []
@@ -125,7 +125,8 @@ def _write_model(source: str | Path, name: str, folder: Path, output: Path) -> d
             f"{source} takes images of {loaded.config.num_channels} channels, but the page shows RGB images; "
             "give a model with 3 channels"
         )
-    weights, maps = 4 * loaded.num_parameters(), 4 * count_inner_values(loaded.config)
+    weights = 4 * loaded.num_parameters()
+    maps = 4 * count_inner_values(loaded.config)
     if weights + maps > MAX_BYTES:
         raise UserError(
             f"{name} is too large for a browser: {weights / 1e6:,.0f} MB of weights and {maps / 1e6:,.0f} MB of "
@@ -147,19 +148,20 @@ def _write_examples(data: ImageData | None, folder: Path) -> list[dict[str, str]
     split: Any = data.split("test" if "test" in data.splits else next(iter(data.splits)))
     first_images: dict[str, int] = {}  # label -> index of its first image; reading labels decodes no image
     for index, label in enumerate(split["label"]):
-        names = [data.label_names[number] for number in classes_of(label)]
+        names = [data.label_names[number] for number in list_classes(label)]
         first_images.setdefault(", ".join(names), index)
     (folder / "examples").mkdir()
     examples: list[dict[str, str]] = []
     for number, (label, index) in enumerate(sorted(list(first_images.items())[:NUM_EXAMPLES])):
-        picture, file = to_rgb(split[index]["image"]), f"examples/{number}.png"
+        picture = to_rgb(split[index]["image"])
+        file = f"examples/{number}.png"
         picture.thumbnail((_EXAMPLE_PX, _EXAMPLE_PX))
         picture.save(folder / file)
         examples.append({"file": file, "label": label})
     return examples
 
 
-def _space_card(names: Sequence[str], models: Sequence[str | Path]) -> str:
+def _make_space_card(names: Sequence[str], models: Sequence[str | Path]) -> str:
     """Return README.md of a static Space; the Hub pages of the models in its metadata link to the Space."""
     import yaml
 

@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import get_session, validate_repo_id
 from huggingface_hub.utils import logging as client_log
 
-from hf_vit.errors import UserError, one_line
+from hf_vit.errors import UserError, to_one_line
 
 ATTEMPTS = 5
 PATIENCE = 130.0  # seconds after which no new attempt starts; the client itself also retries
@@ -54,7 +54,8 @@ def check_repo_id(repo_id: str) -> None:
 
 def list_causes(error: BaseException) -> list[BaseException]:
     """Return an error and all its causes, the outermost first."""
-    errors, queue = list[BaseException](), [error]
+    errors = list[BaseException]()
+    queue = [error]
     while queue:
         current = queue.pop(0)
         if current not in errors:
@@ -97,10 +98,10 @@ def summarize_error(error: BaseException) -> str:
     causes = list_causes(error)
     if http_error := next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None):
         message = (http_error.server_message or http_error.response.headers.get("X-Error-Message") or "").strip()
-        text = f"HTTP {http_error.response.status_code}" + (f": {one_line(message)}" if message else "")
+        text = f"HTTP {http_error.response.status_code}" + (f": {to_one_line(message)}" if message else "")
     else:
         innermost = next((cause for cause in reversed(causes) if str(cause).strip()), error)
-        text = one_line(innermost) or type(innermost).__name__
+        text = to_one_line(innermost) or type(innermost).__name__
     # The query may contain a signature that grants access.
     text = re.sub(r"(\w+://[^\s?'\"<>()]+)\?[^\s'\"<>()]*", r"\1", text)
     return text if len(text) <= 300 else text[:297] + "..."
@@ -128,7 +129,8 @@ def retry(
         Exception: the error of the last attempt.
         UserError: the server asks for a longer wait than `LONGEST_WAIT`.
     """
-    start, attempt = time.monotonic(), 0
+    start = time.monotonic()
+    attempt = 0
     while True:
         attempt += 1
         try:
@@ -182,8 +184,10 @@ def _is_connection_failure(error: BaseException) -> bool:
 @contextmanager
 def _configure_client() -> Generator[None]:
     """Set a timeout for stalled connections, and silence the client's log, which prints signed URLs."""
-    session, verbosity = get_session(), client_log.get_verbosity()
-    timeout, session.timeout = session.timeout, STALL
+    session = get_session()
+    verbosity = client_log.get_verbosity()
+    timeout = session.timeout
+    session.timeout = STALL
     client_log.set_verbosity(max(verbosity, logging.ERROR))
     try:
         yield

@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from hf_vit.errors import UserError, first_line, is_out_of_memory, strict_reason
+from hf_vit.errors import UserError, get_first_line, get_strict_reason, is_out_of_memory
 from hf_vit.repositories.hub import explain_hub_error, list_causes
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
@@ -104,7 +104,7 @@ def explain_load_errors(name: str) -> Generator[None]:
     except Exception as error:  # untrusted files can make libraries raise any class
         if is_out_of_memory(error):
             raise
-        details = f"{first_line(error):.200}"
+        details = f"{get_first_line(error):.200}"
         if isinstance(error, SafetensorError) and "is not valid UTF-8" in details:
             message = f"{name} has a path that is not valid UTF-8; rename its folder"
         elif isinstance(error, SafetensorError | EOFError):
@@ -113,7 +113,7 @@ def explain_load_errors(name: str) -> Generator[None]:
                 "save_pretrained"
             )
         elif isinstance(error, StrictDataclassError):
-            message = f"{CONFIG} of {name} is not valid: {strict_reason(error)}; correct this field"
+            message = f"{CONFIG} of {name} is not valid: {get_strict_reason(error)}; correct this field"
         elif any(isinstance(link, UnpicklingError) or "weights_only" in str(link) for link in list_causes(error)):
             message = (
                 f"{name} is a pickle that holds more than tensors and could run code, so it was not loaded; save "
@@ -228,7 +228,7 @@ def read_json_object(path: Path, name: str) -> dict[str, Any]:
             raise ValueError(f"it has more than {_MAX_JSON_BYTES:,} bytes, the most that hf_vit reads")
         content: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        reason = f"it is not valid JSON: {first_line(error):.120}"
+        reason = f"it is not valid JSON: {get_first_line(error):.120}"
         raise UserError(
             f"{path.name} of {name} cannot be read: {reason}; download it again, or save it again with save_pretrained"
         ) from error
@@ -245,8 +245,8 @@ def check_file_name(name: str, named_by: str) -> str:
     Raises:
         UserError: the name leads out of the folder.
     """
-    pure = PureWindowsPath(name)  # splits on both separators
-    if not name or pure.drive or pure.root or ".." in pure.parts or "\\" in name or "\0" in name:
+    path = PureWindowsPath(name)  # splits on both separators
+    if not name or path.anchor or ".." in path.parts or {"\\", "\0"} & set(name):
         raise UserError(
             f"{named_by} names {name[:80]!r}, which is not inside the model's folder; save the model again "
             "with save_pretrained"

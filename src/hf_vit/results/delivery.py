@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hf_vit.errors import UserError
 from hf_vit.results.facts import FACTS_NAME, Facts
-from hf_vit.results.writing import explain_write_errors, hidden_sibling, reject_url, remove_leftovers
+from hf_vit.results.writing import explain_write_errors, make_hidden_path, reject_url, remove_leftovers
 
 # Files that training, convert and export write, and those that card, evaluate and analyze add.
 _OUR_FILES = re.compile(
@@ -57,7 +57,7 @@ def _check_replaceable(output: str | Path, target: Path, force: bool | None) -> 
     foreign_files = _find_foreign_files(target)
     is_model = False  # facts.json alone does not prove a model: measurements write it as well
     with suppress(UserError):  # facts.json is damaged
-        is_model = bool(Facts.load(target).origins())
+        is_model = bool(Facts.load(target).list_origins())
     if not (force and is_model):
         remedy = "; --force replaces only what hf-vit trained, converted or exported" if force else ""
         if force is False and is_model and not foreign_files:
@@ -84,7 +84,7 @@ def _find_foreign_files(folder: Path) -> list[str]:
 
 
 @contextmanager
-def new_folder(output: Path, force: bool = False) -> Generator[Path]:
+def deliver_folder(output: Path, force: bool = False) -> Generator[Path]:
     """Yield a temporary folder that is moved to `output` on success and deleted on failure.
 
     The temporary folder lies hidden beside `output`. If `output` exists and is empty, it may be a mount point or the
@@ -98,7 +98,7 @@ def new_folder(output: Path, force: bool = False) -> Generator[Path]:
         UserError: the disk is full, or the folder may not be written.
     """
     is_empty_folder = output.is_dir() and not any(output.iterdir())
-    temporary = hidden_sibling(output / output.name if is_empty_folder else output, "tmp")
+    temporary = make_hidden_path(output / output.name if is_empty_folder else output, "tmp")
     folder = temporary / output.name
     try:
         with explain_write_errors(output):
@@ -141,7 +141,7 @@ def _replace(output: Path, folder: Path) -> None:
     if not (output.is_dir() and any(output.iterdir())):
         folder.replace(output)
         return
-    former = hidden_sibling(output, "former")
+    former = make_hidden_path(output, "former")
     output.rename(former)
     try:
         folder.replace(output)

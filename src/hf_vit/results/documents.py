@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from pydantic import BaseModel, ValidationError
 
-from hf_vit.environment import hardware, versions
+from hf_vit.environment import list_versions, read_hardware
 from hf_vit.errors import UserError
 from hf_vit.results.redaction import redact_command, redact_values
 from hf_vit.results.writing import write_atomically
@@ -62,7 +62,7 @@ class Document(BaseModel):
         write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def differing_fields(first: BaseModel, second: BaseModel) -> list[str]:
+def list_differing_fields(first: BaseModel, second: BaseModel) -> list[str]:
     """Return the names of the fields in which two instances of a class differ."""
     return [name for name in type(first).model_fields if getattr(first, name) != getattr(second, name)]
 
@@ -97,8 +97,8 @@ class Measurements:
         self.head = {
             "date": datetime.date.today().isoformat(),
             "command": redact_command(command),
-            "hardware": {**hardware(device), "threads": torch.get_num_threads()},
-            "versions": versions() | package_versions,
+            "hardware": {**read_hardware(device), "threads": torch.get_num_threads()},
+            "versions": list_versions() | package_versions,
             **settings,
         }
 

@@ -32,7 +32,7 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, JsonValue, TypeAdapter, ValidationError
 
-from hf_vit.environment import hardware, versions
+from hf_vit.environment import list_versions, read_hardware
 from hf_vit.errors import UserError
 from hf_vit.results.redaction import redact_command, redact_values
 from hf_vit.results.writing import write_atomically
@@ -112,11 +112,11 @@ class Facts(BaseModel):
         """Return the records of one kind, oldest first."""
         return [record for record in self.records if record.kind == kind]
 
-    def latest(self, kind: str) -> Record | None:
+    def find_latest(self, kind: str) -> Record | None:
         """Return the last record of one kind, or None."""
         return next(reversed(self.filter_kind(kind)), None)
 
-    def origins(self) -> list[Record]:
+    def list_origins(self) -> list[Record]:
         """Return the records of how the weights were made (training and conversion), oldest first."""
         return [record for record in self.records if record.kind in ("training", "conversion")]
 
@@ -150,7 +150,7 @@ def _contains(value: JsonValue, required_value: JsonValue) -> bool:
     return value == required_value
 
 
-def new_record(
+def make_record(
     kind: str,
     *,
     values: Mapping[str, Any],
@@ -184,8 +184,8 @@ def new_record(
         date=datetime.now(UTC).replace(microsecond=0),
         seed=seed,
         data=data,
-        versions=versions(),
-        hardware=hardware(device),
+        versions=list_versions(),
+        hardware=read_hardware(device),
         seconds=None if seconds is None else round(float(seconds), 3),
         values=cast(dict[str, JsonValue], _redact_json(values)),
     )
@@ -235,8 +235,10 @@ def _to_json(value: Any) -> JsonValue:
     """Return a value in JSON types: arrays become lists; NaN and infinities become strings."""
     if value is None:
         return value
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return "-inf" if value < 0 else "inf"
     if isinstance(value, int):
-        return value if abs(value) <= sys.float_info.max else ("-inf" if value < 0 else "inf")
+        return value
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     if isinstance(value, float):

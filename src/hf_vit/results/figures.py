@@ -38,7 +38,7 @@ td, th { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top; 
 """
 
 
-def new_figure(width: float, height: float) -> "Figure":
+def make_figure(width: float, height: float) -> "Figure":
     """Return an empty figure of this size in inches, without pyplot's global state."""
     from matplotlib.figure import Figure
 

@@ -81,7 +81,7 @@ def redact_text(text: str) -> str:
     'fetched https://host/x.npz into x.npz with --hub_token REDACTED'
     """
     text = _hide_secrets(text)
-    text = _FILE_URL.sub(lambda match: _last_part(match[0]), text)
+    text = _FILE_URL.sub(lambda match: _get_last_part(match[0]), text)
     parts: list[str] = []
     end = 0
     for match in _URL.finditer(text):
@@ -168,7 +168,8 @@ def _redact_keys(keys: Iterable[str], redact: Callable[[str], str]) -> dict[str,
     redacted = {key: redact(key) for key in keys}
     used_names = {key for key, plain in redacted.items() if key == plain}
     for key, plain in redacted.items():
-        number, name = 1, plain
+        number = 1
+        name = plain
         while key != plain and name in used_names:
             number += 1
             name = f"{plain} ({number})"
@@ -179,7 +180,7 @@ def _redact_keys(keys: Iterable[str], redact: Callable[[str], str]) -> dict[str,
 
 def _redact_string(text: str) -> str:
     """Return redacted text; if the whole text is an absolute path, possibly with spaces, only its last part is kept."""
-    return redact_text(_last_part(text) if PurePosixPath(text).is_absolute() else text)
+    return redact_text(_get_last_part(text) if PurePosixPath(text).is_absolute() else text)
 
 
 def _hide_secrets(text: str) -> str:
@@ -207,7 +208,7 @@ def _redact_argument(argument: str) -> str:
 def _redact_url(match: re.Match[str]) -> str:
     """Return a URL without secrets; a URL without a host is a local path and loses its folders."""
     if match["rest"].startswith("/"):  # no host: a local path
-        return _last_part(match["rest"])
+        return _get_last_part(match["rest"])
     return _strip_url(match)
 
 
@@ -222,6 +223,6 @@ def _hide_paths(text: str) -> str:
     return _POSIX_PATH.sub(r"\1", _WINDOWS_PATH.sub(r"\1", text))
 
 
-def _last_part(path: str) -> str:
+def _get_last_part(path: str) -> str:
     """Return the last part of a path, or the path itself if it has none."""
     return PurePosixPath(path).name or path

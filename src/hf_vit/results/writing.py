@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from hf_vit.errors import UserError, refusal
+from hf_vit.errors import UserError, explain_refusal
 
 _MAX_NAME_BYTES = 99  # bytes of a name before it is cut; earlier versions cut to 100 characters
 _TOKENS = set[str]()  # random tokens of this process; an earlier process may have had the same id
@@ -28,21 +28,21 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file in one move; an existing file is replaced only when the new one is complete."""
     # File names in the content may contain bytes that are not valid text.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
-    with new_file(path) as temporary, explain_write_errors(path), temporary.open("wb") as file:
+    with replace_file(path) as temporary, explain_write_errors(path), temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextmanager
-def new_file(path: Path) -> Generator[Path]:
+def replace_file(path: Path) -> Generator[Path]:
     """Yield a temporary file beside `path` that replaces it on success and is deleted on failure.
 
     The new file gets the permissions of an existing one. A link is replaced, not followed: in an untrusted folder it
     may point anywhere.
     """
     reject_url(path)
-    temporary = hidden_sibling(path, "tmp")
+    temporary = make_hidden_path(path, "tmp")
     try:
         with explain_write_errors(path):
             remove_leftovers(path.parent, path.name)
@@ -57,10 +57,10 @@ def new_file(path: Path) -> Generator[Path]:
 
 
 @contextmanager
-def scratch_folder(purpose: str) -> Generator[Path]:
+def make_scratch_folder(purpose: str) -> Generator[Path]:
     """Yield a temporary folder that only this user can read, and delete it at the end."""
     prefix = Path(tempfile.gettempdir()) / f"hf_vit_{purpose}"
-    folder = hidden_sibling(prefix, "tmp")
+    folder = make_hidden_path(prefix, "tmp")
     try:
         with explain_write_errors(prefix.parent):
             remove_leftovers(prefix.parent, prefix.name)
@@ -77,7 +77,7 @@ def explain_write_errors(path: Path) -> Generator[None]:
         yield
     except Exception as error:  # safetensors and torch raise their own classes
         cause = error.__cause__ or error if isinstance(error, UserError) else error
-        if (reason := refusal(cause)) is not None:
+        if (reason := explain_refusal(cause)) is not None:
             raise UserError(f"{path} cannot be written: {reason}") from cause
         if isinstance(error, OSError):
             raise UserError(f"{path} cannot be written: {error.strerror or error}; choose another path") from error
@@ -116,10 +116,11 @@ def reject_url(path: str | Path) -> None:
         raise UserError(f"{path} is a URL, not a local path; give a local path")
 
 
-def hidden_sibling(path: Path, ending: str) -> Path:
+def make_hidden_path(path: Path, ending: str) -> Path:
     """Return a hidden name beside `path`, for its replacement ("tmp") or its previous version ("former")."""
-    _TOKENS.add(token := uuid.uuid4().hex[:8])
-    return path.with_name(f".{_shorten_name(path.name)}.{_this_host()}-{os.getpid()}-{token}.{ending}")
+    token = uuid.uuid4().hex[:8]
+    _TOKENS.add(token)
+    return path.with_name(f".{_shorten_name(path.name)}.{_get_host()}-{os.getpid()}-{token}.{ending}")
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
@@ -130,8 +131,8 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
         name: the file or folder whose temporary files are removed; None removes those of all names. If a process was
             killed while replacing `name`, its previous version is restored.
     """
-    stem, endings = (".+", "tmp") if name is None else (_stems(name), "tmp|former")
-    pattern = re.compile(rf"\.(?:{stem})\.{_this_host()}-(\d+)-([0-9a-f]{{8}})\.({endings})")
+    stem, endings = (".+", "tmp") if name is None else (_match_stems(name), "tmp|former")
+    pattern = re.compile(rf"\.(?:{stem})\.{_get_host()}-(\d+)-([0-9a-f]{{8}})\.({endings})")
     for entry in os.listdir(folder) if folder.is_dir() else ():
         match = pattern.fullmatch(entry)
         if match is None or _is_alive(int(match[1]), match[2]):
@@ -171,11 +172,11 @@ def _shorten_name(name: str) -> str:
     return f"{encoded[: _MAX_NAME_BYTES - 9].decode(errors='ignore')}~{hashlib.sha256(encoded).hexdigest()[:8]}"
 
 
-def _stems(name: str) -> str:
+def _match_stems(name: str) -> str:
     """Return a pattern of all stems that temporary files of this name may have; earlier versions did not cut names."""
     return "|".join(re.escape(stem) for stem in {_shorten_name(name), name} if len(stem) <= _MAX_NAME_BYTES)
 
 
-def _this_host() -> str:
+def _get_host() -> str:
     """Return this machine's name as it appears in temporary file names."""
     return re.sub(r"\W", "", socket.gethostname())[:40]

@@ -41,7 +41,7 @@ class Quartiles:
         return f"{self.median:.2f} ({self.lower:.2f} to {self.upper:.2f})"
 
 
-def quartiles(values: Sequence[float]) -> Quartiles:
+def compute_quartiles(values: Sequence[float]) -> Quartiles:
     """Return the quartiles of at least one value, with linear interpolation."""
     if len(values) == 1:
         return Quartiles(values[0], values[0], values[0])
@@ -67,13 +67,10 @@ def take_turns(contestants: Mapping[str, Callable[[], Any]], turns: int, warm_up
     return seconds
 
 
-def speed_ratio(seconds: Mapping[str, Sequence[float]], subject: str, other: str) -> Quartiles:
-    """Return how many times as fast `subject` is as `other`, paired by turns."""
-    return quartiles(
-        [
-            other_seconds / subject_seconds
-            for subject_seconds, other_seconds in zip(seconds[subject], seconds[other], strict=True)
-        ]
+def compute_speed_ratio(seconds: Mapping[str, Sequence[float]], name: str, other: str) -> Quartiles:
+    """Return how many times as fast `name` is as `other`, paired by turns."""
+    return compute_quartiles(
+        [other_seconds / own_seconds for own_seconds, other_seconds in zip(seconds[name], seconds[other], strict=True)]
     )
 
 
@@ -94,7 +91,7 @@ def others_load(seconds: float = 0.5) -> float:
     return max(((busy_after - busy) - (own_ticks_after - own_ticks)) / (end - start), 0.0)
 
 
-def peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
+def measure_peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
     """Return the most bytes that torch allocates during a second call, beyond what was allocated before."""
     function()
     if torch.device(device).type == "cuda":
@@ -147,55 +144,56 @@ class ForwardSpeed:
     peak_memory: int | None
 
 
-def make_noise(subject: "LoadedModel", batch: int) -> torch.Tensor:
+def make_noise(loaded: "LoadedModel", batch: int) -> torch.Tensor:
     """Return preprocessed images of noise [B, C, H, W] in the model's input size, on its device.
 
     Raises:
         UserError: the model refuses a batch of this size.
     """
-    if (count := find_max_patches(subject)) is not None:
-        height, width = subject.image_size or (224, 224)
-        keeping: Any = keep_image_sizes(subject, count)
-        subject = replace(subject, prepare=lambda images: keeping.prepare(images)["pixel_values"])
+    if (count := find_max_patches(loaded)) is not None:
+        height, width = loaded.image_size or (224, 224)
+        keeping: Any = keep_image_sizes(loaded, count)
+        loaded = replace(loaded, prepare=lambda images: keeping.prepare(images)["pixel_values"])
     else:
-        height, width = subject.input_size
+        height, width = loaded.input_size
     pixels = np.random.default_rng(0).integers(0, 256, (batch, height, width, 3), np.uint8)
-    pixel_values = subject.pixel_values([Image.fromarray(image) for image in pixels])
-    _make_forward(subject, pixel_values)()
+    pixel_values = loaded.pixel_values([Image.fromarray(image) for image in pixels])
+    _make_forward(loaded, pixel_values)()
     return pixel_values
 
 
 def measure_forwards(
-    subjects: "Mapping[str, LoadedModel]", samples: Mapping[str, torch.Tensor], turns: int
+    models: "Mapping[str, LoadedModel]", samples: Mapping[str, torch.Tensor], turns: int
 ) -> tuple[dict[str, ForwardSpeed], float]:
     """Time the forward passes of all models on prepared images.
 
     Args:
-        subjects: the models; speeds are relative to the first one.
+        models: the models; speeds are relative to the first one.
         samples: for every model its images [B, C, H, W], on its device.
         turns: passes of every model that count; two more come before as warm-up.
 
     Returns:
         The speeds, and the cores that other processes used before or after, whichever was more.
     """
-    forwards = {name: _make_forward(subject, samples[name]) for name, subject in subjects.items()}
-    first, load = next(iter(forwards)), others_load()
+    forwards = {name: _make_forward(loaded, samples[name]) for name, loaded in models.items()}
+    first = next(iter(forwards))
+    load = others_load()
     seconds = take_turns(forwards, turns)
     load = max(load, others_load())
     speeds = {
         name: ForwardSpeed(
-            images_per_second=quartiles([len(samples[name]) / second for second in seconds[name]]),
-            times_as_fast=speed_ratio(seconds, name, first),
-            peak_memory=None if subjects[name].is_graph else peak_memory(forward, str(samples[name].device)),
+            images_per_second=compute_quartiles([len(samples[name]) / second for second in seconds[name]]),
+            times_as_fast=compute_speed_ratio(seconds, name, first),
+            peak_memory=None if models[name].is_graph else measure_peak_memory(forward, str(samples[name].device)),
         )
         for name, forward in forwards.items()
     }
     return speeds, load
 
 
-def _make_forward(subject: "LoadedModel", sample: torch.Tensor) -> Callable[[], Any]:
+def _make_forward(loaded: "LoadedModel", sample: torch.Tensor) -> Callable[[], Any]:
     """Return a function that runs a model on images and waits until it is done."""
-    model = subject.model.eval()
+    model = loaded.model.eval()
 
     def forward() -> None:
         with torch.inference_mode():

@@ -25,17 +25,25 @@ from hf_vit.conversion.targets.graphs.runtimes import (
     make_openvino_engine,
     make_openvino_graph,
 )
-from hf_vit.conversion.targets.graphs.tracing import only_whole_patches, onnx_of_batches
+from hf_vit.conversion.targets.graphs.tracing import export_onnx_of_batches, needs_whole_patches
 from hf_vit.errors import UserError
-from hf_vit.families import family_of
+from hf_vit.families import find_family
 from hf_vit.inference.engines import ENGINES
 from hf_vit.inference.layers import Dense
 from hf_vit.inference.optimize import compile_frozen, optimize_for_inference
 from hf_vit.inference.packing import pack
 from hf_vit.inference.plan import make_plan
 from hf_vit.models.configuration_hf_vit import HfBaseConfig, HfViTBaseConfig, HfViTConfig
-from hf_vit.results.writing import scratch_folder
-from hf_vit.speed.measuring import Quartiles, count_flops, others_load, peak_memory, quartiles, speed_ratio, take_turns
+from hf_vit.results.writing import make_scratch_folder
+from hf_vit.speed.measuring import (
+    Quartiles,
+    compute_quartiles,
+    compute_speed_ratio,
+    count_flops,
+    measure_peak_memory,
+    others_load,
+    take_turns,
+)
 from hf_vit.variants import variant_config
 
 NUM_LABELS = 1000
@@ -54,14 +62,14 @@ class Shape:
 
     def config(self, **fields: Any) -> HfViTBaseConfig:
         """Return the configuration; raise a UserError if the variant is not a Vision Transformer."""
-        config = self.any_config(**fields)
+        config = self.make_any_config(**fields)
         if not isinstance(config, HfViTBaseConfig):
             raise UserError(
                 f"{self.variant} is not a Vision Transformer, which this library needs; use a variant such as S/16"
             )
         return config
 
-    def any_config(self, **fields: Any) -> HfBaseConfig:
+    def make_any_config(self, **fields: Any) -> HfBaseConfig:
         """Return the configuration of a variant of any family."""
         return variant_config(self.variant, image_size=self.image_size, num_labels=NUM_LABELS, **fields)
 
@@ -89,7 +97,8 @@ class WithHead(nn.Module):
 
     def __init__(self, model: nn.Module, width: int) -> None:
         super().__init__()
-        self.model, self.head = model, nn.Linear(width, NUM_LABELS)
+        self.model = model
+        self.head = nn.Linear(width, NUM_LABELS)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.head(self.model(pixel_values=images).pooler_output)
@@ -146,8 +155,8 @@ class MatrixProducts(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Run all products on images [B, 3, H, W]; return tokens [B, N, D]."""
         tokens = self.patches(images.reshape(len(images), -1, 3 * self.patch**2))
-        tokens, layers = F.pad(tokens, (0, 0, 1, 0)), cast(Any, self.layers)
-        for layer in layers:
+        tokens = F.pad(tokens, (0, 0, 1, 0))
+        for layer in cast(Any, self.layers):
             query, key, value = layer["qkv"](tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
             values = torch.matmul(torch.matmul(query, key.transpose(2, 3)), value)
             tokens = layer["fc2"](layer["fc1"](layer["output"](values.transpose(1, 2).flatten(2))))
@@ -156,8 +165,10 @@ class MatrixProducts(nn.Module):
 
 def _build_hf_vit(shape: Shape, attention: str = "sdpa", **fields: Any) -> nn.Module:
     """Build hf_vit's classifier; fields that the family's configuration lacks are dropped."""
-    family: Any = family_of(shape.any_config().model_type)
-    config = shape.any_config(**{name: value for name, value in fields.items() if hasattr(family.config_class, name)})
+    family: Any = find_family(shape.make_any_config().model_type)
+    config = shape.make_any_config(
+        **{name: value for name, value in fields.items() if hasattr(family.config_class, name)}
+    )
     options = {"attn_implementation": attention} if family.is_vit else {}
     return Logits(family.classes["classification"]._from_config(config, **options))
 
@@ -179,7 +190,8 @@ def _build_timm(shape: Shape) -> nn.Module:
     """Build timm's model of the same architecture."""
     import timm
 
-    variant, options = shape.variant, dict[str, Any](num_classes=NUM_LABELS)
+    variant = shape.variant
+    options = dict[str, Any](num_classes=NUM_LABELS)
     if variant in _TIMM_HYBRIDS:
         return timm.create_model(_TIMM_HYBRIDS[variant], img_size=shape.image_size)
     if variant.startswith("BiT-"):  # BiT-R50x1
@@ -257,12 +269,13 @@ def find_obstacle(
 ) -> str | None:
     """Return why a contestant cannot take part; None if it can."""
     base_name, separator, form = name.partition(", ")
-    config, variant = shape.any_config(), shape.variant
+    config = shape.make_any_config()
+    variant = shape.variant
     if training and ("optimized" in base_name or separator + form not in ("", COMPILED)):
         return f"{name} is for inference only"
     if form in FORMS:
         engine, in_int8 = FORMS[form]
-        if missing := engine.missing():
+        if missing := engine.list_missing():
             return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
         if torch.device(device).type != "cpu":
             return f"{engine.package} is only measured on CPUs"
@@ -271,7 +284,8 @@ def find_obstacle(
     is_mixer = variant.startswith("Mixer-") and variant != "Mixer-H/14"
     is_in_timm = base_name == "timm" and (variant in _TIMM_HYBRIDS or variant.startswith("BiT-") or is_mixer)
     is_dinov3 = variant in _TIMM_DINOV3 and base_name.split()[0] in ("timm", "transformers")
-    package, is_vit = _PACKAGES.get(base_name), isinstance(config, HfViTBaseConfig)
+    package = _PACKAGES.get(base_name)
+    is_vit = isinstance(config, HfViTBaseConfig)
     is_rotary = isinstance(config, HfViTBaseConfig) and config.rotary_embedding is not None
     reasons = {
         f"{package} is not installed": package is not None and find_spec(package) is None,
@@ -285,7 +299,7 @@ def find_obstacle(
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def compiled_forms(names: Sequence[str]) -> list[str]:
+def make_compiled_forms(names: Sequence[str]) -> list[str]:
     """Return the compiled contestants for these names: with frozen weights and without; optimized
     models only frozen.
     """
@@ -293,9 +307,9 @@ def compiled_forms(names: Sequence[str]) -> list[str]:
     return [name + form for name in base_names for form in ((COMPILED,) if "optimized" in name else (COMPILED, FROZEN))]
 
 
-def engine_forms(names: Sequence[str]) -> list[str]:
+def make_engine_forms(names: Sequence[str]) -> list[str]:
     """Return the contestants for these names on every installed engine, in float and in int8."""
-    return [f"{name}, {form}" for form, (engine, _) in FORMS.items() if not engine.missing() for name in names]
+    return [f"{name}, {form}" for form, (engine, _) in FORMS.items() if not engine.list_missing() for name in names]
 
 
 def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
@@ -324,12 +338,13 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
         if is_optimized:  # a model that is packed for torch could not be exported
             make_plan(model, torch.float32).carry_out()
         # OpenVINO 2026.4 crashes on kernels that its own converter standardizes in the graph.
-        through_onnx = only_whole_patches(shape.any_config())
+        through_onnx = needs_whole_patches(shape.make_any_config())
         return OnEngine(model, shape.images(8, torch.float32, "cpu"), engine, in_int8, dtype, through_onnx)
     torch.manual_seed(0)
     model = builders[base_name](shape).to(device, dtype)
     if is_optimized:
-        engine_name, quantize = form if engine else "torch", "int8" if in_int8 else None
+        engine_name = form if engine else "torch"
+        quantize = "int8" if in_int8 else None
         return optimize_for_inference(model, engine=engine_name, compile=form.startswith("compiled"), quantize=quantize)
     if separator + form == PACKED:
         return pack(model)
@@ -366,7 +381,7 @@ class OnEngine(nn.Module):
             graph = openvino.convert_model(model, example_input=images, input=[-1, *images.shape[1:]])
             graph.outputs[0].get_tensor().set_names({"outputs"})
         else:
-            program: Any = onnx_of_batches(model, images, ["outputs"])
+            program: Any = export_onnx_of_batches(model, images, ["outputs"])
             if engine is not OPENVINO:
                 self.graph = _quantize_with_onnxruntime(program) if in_int8 else engine.compile(program, dtype)
                 return
@@ -393,10 +408,10 @@ def _quantize_with_onnxruntime(program: Any) -> Graph:
     # Quantizing changes shapes and types; tools that need them infer them.
     for value in (*intermediate_values, *graph.initializers.values()):
         value.shape = value.type = None
-    with scratch_folder("engine") as folder:
+    with make_scratch_folder("engine") as folder:
         program.save(str(folder / "float.onnx"))
-        quantize_dynamic(folder / "float.onnx", file := folder / "int8.onnx", per_channel=True)
-        return ONNXRUNTIME.open(file)
+        quantize_dynamic(folder / "float.onnx", folder / "int8.onnx", per_channel=True)
+        return ONNXRUNTIME.open(folder / "int8.onnx")
 
 
 Work = Literal["inference", "training"]
@@ -428,7 +443,8 @@ class Cell:
 
     def step(self, name: str) -> Callable[[], Any]:
         """Build a contestant; return a function that runs one step of it and waits until it is done."""
-        dtype, is_training = DTYPES[self.dtype], self.work == "training"
+        dtype = DTYPES[self.dtype]
+        is_training = self.work == "training"
         model = build(name, self.shape, torch.float32 if is_training else dtype, self.device).train(is_training)
         images = self.shape.images(self.batch, torch.float32 if is_training else dtype, self.device)
         if is_training and self.checkpointing:
@@ -509,7 +525,8 @@ def measure_cell(
     Raises:
         UserError: no contestant can take part.
     """
-    measured, names = MeasuredCell(cell), list[str]()
+    measured = MeasuredCell(cell)
+    names = list[str]()
     for name in contestants:
         reason = find_obstacle(name, cell.shape, cell.work == "training", DTYPES[cell.dtype], cell.device)
         if reason is None and cell.checkpointing and not name.startswith(("hf_vit", "transformers")):
@@ -529,11 +546,11 @@ def measure_cell(
             seconds[name] += build_seconds
     measured.load = others_load()
     for name in names:
-        rate = cell.batch / quartiles(seconds[name]).median
+        rate = cell.batch / compute_quartiles(seconds[name]).median
         measured.outcomes[name] = Outcome(
             images_per_second=rate,
-            ratios={other: speed_ratio(seconds, name, other) for other in names if other != name},
-            memory=peak_memory(steps[name], cell.device) if memory else None,
+            ratios={other: compute_speed_ratio(seconds, name, other) for other in names if other != name},
+            memory=measure_peak_memory(steps[name], cell.device) if memory else None,
             utilisation=rate * _count_step_flops(cell, optimized="optimized" in name) / peak_flops
             if peak_flops
             else None,

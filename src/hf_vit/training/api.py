@@ -111,7 +111,9 @@ def finetune(
     else:
         training_task = Classification() if distillation is None else Distillation(distillation, options.device)
     with open_runner(runner, address, options.device) as ray:
-        train = partial(_sweep, rates, ray) if rates else _tune if job.recipe.tune == "auto" else train_once
+        train = _tune if job.recipe.tune == "auto" else train_once
+        if rates:
+            train = partial(_sweep, rates, ray)
         result: FinetuneResult = run_job(training_task, job, report_line, train)
     if options.push is None or not is_main():
         return result
@@ -383,7 +385,8 @@ def _run_trial(job: Job, task: Task[Any], start: Start, report_line: ReportLine)
         _, trainer = train_once(task, job, start, report_line)
     except DivergedError:
         return trial
-    best, images = find_best_evaluation(trainer.state), cast(Any, trainer.eval_dataset)
+    best = find_best_evaluation(trainer.state)
+    images = cast(Any, trainer.eval_dataset)
     trial |= {name: best[f"eval_{name}"] for name in metrics}
     trial |= {"best_step": int(best["step"]), "images": len(images) if hasattr(images, "__len__") else None}
     return trial | {"seconds": round(get_seconds(trainer), 2)}

@@ -16,9 +16,9 @@ from hf_vit.data import load_data
 from hf_vit.errors import UserError
 from hf_vit.loading.model import get_label_names
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
-from hf_vit.results.delivery import new_folder, prepare_output
+from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import Facts
-from hf_vit.results.writing import explain_write_errors, remove_leftovers, scratch_folder
+from hf_vit.results.writing import explain_write_errors, make_scratch_folder, remove_leftovers
 from hf_vit.training.api import finetune
 from hf_vit.training.tasks.task import FinetuneResult
 from hf_vit_settings import FinetuneOptions
@@ -74,7 +74,7 @@ class FreshComparison:
     largest_difference: float
 
 
-def digits_config() -> HfHybridViTConfig:
+def make_digits_config() -> HfHybridViTConfig:
     """Return the config of the demonstration; like its recipe "digits-hybrid" it was selected without test images."""
     return HfHybridViTConfig(
         image_size=32,
@@ -130,9 +130,9 @@ def train_digits(
     torch.set_num_threads(1)
     claim_output(output)
     try:
-        with new_folder(prepare_output(output, force=True), force=True) as folder:
+        with deliver_folder(prepare_output(output, force=True), force=True) as folder:
             return finetune(
-                digits_config(),
+                make_digits_config(),
                 "digits",
                 folder,
                 recipe="digits-hybrid",
@@ -155,7 +155,7 @@ def compare_fresh(folder: Path, result: FinetuneResult) -> FreshComparison:
         inputs = result.processor(images=images, return_tensors="pt")
         best = result.model(**inputs).logits.softmax(-1).max(-1)
     names = get_label_names(result.model)
-    with scratch_folder("demo") as scratch:
+    with make_scratch_folder("demo") as scratch:
         files = [str(scratch / f"{index}.png") for index in range(len(images))]
         for image, file in zip(images, files, strict=True):
             image.save(file)

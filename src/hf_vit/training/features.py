@@ -25,15 +25,15 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hf_vit.data.batches import TransformedImages
 from hf_vit.data.transforms import Example, keeps_shapes, pad_to_patches
-from hf_vit.environment import pick_device, versions
+from hf_vit.environment import list_versions, pick_device
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import evaluation_mode, show_progress
 from hf_vit.loading.model import load_model
 from hf_vit.models.configuration_hf_vit import RATES
-from hf_vit.models.modeling_hf_vit import class_token_index
+from hf_vit.models.modeling_hf_vit import get_class_token_index
 from hf_vit.results.writing import write_atomically
 from hf_vit.training.plan import Run
-from hf_vit.training.processes import main_process_first
+from hf_vit.training.processes import run_main_process_first
 
 _IMAGES_PER_FILE, _BATCH = 1024, 64
 _RANDOM_FIELDS = (*RATES, "rotary_shift", "rotary_jitter", "rotary_rescale")
@@ -62,7 +62,8 @@ class FeatureImages(Dataset[Example]):
     """
 
     def __init__(self, parts: Sequence[torch.Tensor], labels: Sequence[Any]) -> None:
-        self.parts, self.labels = parts, labels
+        self.parts = parts
+        self.labels = labels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -82,7 +83,7 @@ def load_features(run: Run, transforms: Mapping[str, Any]) -> list[FeatureImages
     Raises:
         UserError: a file is damaged or holds other features.
     """
-    with main_process_first(run.options.device, run.options.process_timeout):
+    with run_main_process_first(run.options.device, run.options.process_timeout):
         return [_load_split(run, split, transform) for split, transform in transforms.items()]
 
 
@@ -98,7 +99,7 @@ def _load_split(run: Run, split: str, transform: Any) -> FeatureImages:
         "images": hashlib.sha256(images_seen.encode()).hexdigest(),
         "precision": "bf16" if run.bf16 else "fp32",
         "device": pick_device(run.options.device).type,
-        "versions": versions() | {"pillow": PIL.__version__},  # which decodes images
+        "versions": list_versions() | {"pillow": PIL.__version__},  # which decodes images
     }
     key = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
     folder = cached_assets_path("hf_vit", "features", key[:32])
@@ -120,7 +121,8 @@ def _load_split(run: Run, split: str, transform: Any) -> FeatureImages:
 def _compute(run: Run, images: TransformedImages, rows: range) -> torch.Tensor:
     """Return the inputs of the heads for some images, [n, D]: the pooled output, then any distillation token."""
     model: Any = run.model
-    device, features = pick_device(run.options.device), list[torch.Tensor]()
+    device = pick_device(run.options.device)
+    features = list[torch.Tensor]()
     model.to(device)
     batches = ((rows[first : first + _BATCH],) for first in range(0, len(rows), _BATCH))
     with evaluation_mode(model), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=run.bf16):
@@ -131,7 +133,7 @@ def _compute(run: Run, images: TransformedImages, rows: range) -> torch.Tensor:
             outputs = model.base_model(**{name: tensor.to(device) for name, tensor in batch_inputs.items()})
             inputs = [outputs.pooler_output]
             if getattr(model.config, "has_distillation_head", False):
-                inputs.append(outputs.last_hidden_state[:, class_token_index(model.config) + 1])
+                inputs.append(outputs.last_hidden_state[:, get_class_token_index(model.config) + 1])
             features.append(torch.cat(inputs, dim=1).cpu())
     return torch.cat(features)
 
@@ -139,7 +141,7 @@ def _compute(run: Run, images: TransformedImages, rows: range) -> torch.Tensor:
 def bypass_backbone(model: Any) -> None:
     """Let a classifier take the features of `load_features` in place of images, until `restore_backbone`."""
     config = model.config
-    token = class_token_index(config) + 1 if getattr(config, "has_distillation_head", False) else 0
+    token = get_class_token_index(config) + 1 if getattr(config, "has_distillation_head", False) else 0
 
     def forward(features: torch.Tensor, **unused: Any) -> BaseModelOutputWithPooling:
         pooled, distilled = features[:, : config.pooled_size], features[:, None, config.pooled_size :]
@@ -163,7 +165,8 @@ def _read(path: Path, key: str, count: int) -> torch.Tensor:
     """Read the features of `count` images; raise a UserError if they are damaged or belong to another key."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata, features = file.metadata() or {}, file.get_tensor("features")
+            metadata = file.metadata() or {}
+            features = file.get_tensor("features")
         is_right = metadata.get("key") == key and len(features) == count
         if is_right and metadata.get("sha256") == _hash_tensor(features):
             return features

@@ -11,7 +11,7 @@ import torch
 
 from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.errors import UserError
-from hf_vit.results.writing import scratch_folder
+from hf_vit.results.writing import make_scratch_folder
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.run import Job, check, open_start, prepare
 from hf_vit.training.tasks.classification import Classification
@@ -65,8 +65,9 @@ def measure_input(
     one_step_recipe = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(steps=1)
     options = options or FinetuneOptions()
     report_line = report or (lambda line: None)
-    with scratch_folder("input_speed") as scratch, quiet_transformers():
-        task, job = Classification(), Job(model, data, scratch / "run", one_step_recipe, options)
+    with make_scratch_folder("input_speed") as scratch, quiet_transformers():
+        task = Classification()
+        job = Job(model, data, scratch / "run", one_step_recipe, options)
         check(task, job, report_line)
         run = prepare(task, job, open_start(job, report_line), report_line)
         trainer = task.build_trainer(run)
@@ -104,9 +105,12 @@ def measure_input(
 
 def _measure_throughput(work: Callable[[], int], seconds: float) -> float:
     """Repeat a function that returns its number of images, and return the throughput."""
-    images, start = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds or not images:
+    images = 0
+    elapsed = 0.0
+    start = time.perf_counter()
+    while elapsed < seconds or not images:
         images += work()
+        elapsed = time.perf_counter() - start
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         elapsed = time.perf_counter() - start

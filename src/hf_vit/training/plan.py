@@ -15,9 +15,9 @@ from hf_vit.conversion.loading import Source
 from hf_vit.cost.memory import measure_step
 from hf_vit.data import ImageData
 from hf_vit.data.labels import list_column
-from hf_vit.environment import cpu_capabilities, emulates_bfloat16, pick_device
+from hf_vit.environment import emulates_bfloat16, get_cpu_capabilities, pick_device
 from hf_vit.errors import UserError
-from hf_vit.families import family_of
+from hf_vit.families import find_family
 from hf_vit.loading.folders import WORK_FOLDER
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.training.processes import make_refusal, world_size
@@ -36,7 +36,7 @@ _FLOATS_PER_CHANNEL = 16  # of every token and block that a backward pass needs,
 _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 
 
-def work_folder(output: Path) -> Path:
+def get_work_folder(output: Path) -> Path:
     """Return OUTPUT/checkpoints as an absolute path, which checkpoints store."""
     return output.absolute() / WORK_FOLDER
 
@@ -72,7 +72,7 @@ class Job:
     @property
     def work(self) -> Path:
         """The folder of the checkpoints, OUTPUT/checkpoints."""
-        return work_folder(self.output)
+        return get_work_folder(self.output)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Run(Job, Start):
     @property
     def config(self) -> HfViTBaseConfig:
         """The configuration of the vision model, or of the backbone of a segmentation or detection model."""
-        return vision_config(self.model)
+        return get_vision_config(self.model)
 
     def describe(self) -> str:
         """Describe the run in one line."""
@@ -120,7 +120,7 @@ class Run(Job, Start):
         )
 
 
-def vision_config(model: nn.Module) -> HfViTBaseConfig:
+def get_vision_config(model: nn.Module) -> HfViTBaseConfig:
     """Return the configuration of the backbone if a model has one, else that of the model."""
     return cast(HfViTBaseConfig, getattr(model.config, "backbone_config", None) or model.config)
 
@@ -203,7 +203,7 @@ def note_memory(run: Run) -> list[str]:
     without values; none if only the head is trained, which needs little.
     """
     config: Any = run.model.config
-    family = family_of(config.model_type)
+    family = find_family(config.model_type)
     if family is None or not family.is_vit or not isinstance(run.model, family.classes["classification"]):
         return []
     if run.recipe.tune == "head":
@@ -234,7 +234,7 @@ def use_bf16(options: FinetuneOptions, config: HfViTBaseConfig) -> bool:
     if options.precision == "bf16":
         return True
     # bf16 is slower on CPUs without matrix units, and in narrow models, where casts cost more than products gain.
-    return bool(cpu_capabilities().get("amx_bf16")) and config.hidden_size >= _BF16_FROM_WIDTH
+    return bool(get_cpu_capabilities().get("amx_bf16")) and config.hidden_size >= _BF16_FROM_WIDTH
 
 
 def choose_attention(run: Run, model: PreTrainedModel) -> None:
@@ -242,7 +242,8 @@ def choose_attention(run: Run, model: PreTrainedModel) -> None:
 
     On CPUs that emulate bfloat16 the fused one needs 1/8 less memory and at most 1/16 more time, so it is kept.
     """
-    if (family := family_of(run.config.model_type)) is None or not family.is_vit:
+    family = find_family(run.config.model_type)
+    if family is None or not family.is_vit:
         return
     if run.bf16 and pick_device(run.options.device).type == "cpu" and not emulates_bfloat16():
         model.set_attn_implementation("eager")

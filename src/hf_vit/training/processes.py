@@ -63,7 +63,7 @@ def report_on_main(report: Callable[[str], None] | None) -> Callable[[str], None
 
 
 @contextmanager
-def main_process_first(device: str | None, timeout: int) -> Generator[None]:
+def run_main_process_first(device: str | None, timeout: int) -> Generator[None]:
     """Run the block in the main process first, and then in the others, which exit silently if it failed.
 
     So errors are reported once, and caches are filled when the other processes run. While the main process works it

@@ -33,16 +33,16 @@ from hf_vit.data.augmentation import open_policy
 from hf_vit.data.fingerprints import describe_changes
 from hf_vit.data.overview import note_imbalance
 from hf_vit.environment import keep_freed_memory
-from hf_vit.errors import DivergedError, UserError, is_out_of_memory, refusal
-from hf_vit.families import family_of
+from hf_vit.errors import DivergedError, UserError, explain_refusal, is_out_of_memory
+from hf_vit.families import find_family
 from hf_vit.hub.card import write_card
 from hf_vit.hub.card_metadata import find_license, require_license
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints
 from hf_vit.loading.start import choose_image_size, find_model
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.hub import check_repo_id
-from hf_vit.results.facts import DataFact, append_record, new_record
-from hf_vit.results.figures import new_figure, save_figure
+from hf_vit.results.facts import DataFact, append_record, make_record
+from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import remove_leftovers, write_atomically
@@ -52,18 +52,18 @@ from hf_vit.training.plan import (
     Run,
     Start,
     count_steps,
+    get_vision_config,
+    get_work_folder,
     micro_batch_size,
     note_limited_evaluation,
     note_memory,
     use_bf16,
-    vision_config,
-    work_folder,
 )
 from hf_vit.training.processes import (
     explain_lost_contact,
     is_main,
-    main_process_first,
     require_same,
+    run_main_process_first,
     wait_for_all,
     world_size,
 )
@@ -77,7 +77,8 @@ from hf_vit.training.trainer.sharing import check_before
 ReportLine = Callable[[str], None]
 
 RUN_NAME = "run.json"
-_FILES_NAME, _MOST_FILES = "data_files.json", 100_000
+_FILES_NAME = "data_files.json"
+_MOST_FILES = 100_000
 _STATE_NAME = "trainer_state.json"
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 _ARCHIVES = ("stream_*.pt", "teacher.pt", "pytorch_model_fsdp*.bin")
@@ -96,7 +97,7 @@ def run_job(task: Task[Result], job: Job, report: ReportLine, train: TrainJob) -
     """
     output, options = job.output, job.options
     with quiet_transformers(), explain_lost_contact(options.process_timeout), ExitStack() as stack:
-        with main_process_first(options.device, options.process_timeout):
+        with run_main_process_first(options.device, options.process_timeout):
             check(task, job, report)
             stack.enter_context(lock_output(output))
             start = None
@@ -211,7 +212,7 @@ def check_output(output: Path, resume: bool) -> None:
     """Raise UserError (in the main process) unless the output is empty, or holds an unfinished run to resume."""
     if not is_main():
         return
-    work = work_folder(output)
+    work = get_work_folder(output)
     remove_leftovers(work)
     with suppress(OSError):
         work.rmdir()  # empty if a run was killed before it was recorded
@@ -284,7 +285,7 @@ def prepare(task: Task[Any], job: Job, start: Start, report: ReportLine) -> Run:
         task=task.settings(),
         steps=count_steps(job.recipe, start.data.num_examples("train")),
         micro_batch_size=micro_batch_size(job.recipe.batch_size, job.options.micro_batch_size, task.accumulates),
-        bf16=use_bf16(job.options, vision_config(model)),
+        bf16=use_bf16(job.options, get_vision_config(model)),
         checkpoint=checkpoint,
     )
     weights = sum(parameter.numel() * 4 for parameter in model.parameters())
@@ -310,7 +311,7 @@ def _find_checkpoint(job: Job, report: ReportLine) -> Path | None:
             return None
         for removed_name in _remove_incomplete(job.work):
             report(f"removed the incomplete checkpoint {removed_name}")
-    checkpoint = last_complete(job.work)
+    checkpoint = find_last_complete(job.work)
     report(f"resuming from {checkpoint.name}" if checkpoint else "no checkpoint is complete yet; starting from step 0")
     return checkpoint
 
@@ -404,7 +405,7 @@ def write_run(work: Path, settings: Mapping[str, Any]) -> None:
 
 def train_once(task: Task[Any], job: Job, start: Start, report: ReportLine) -> tuple[Run, HfViTTrainer]:
     """Prepare a run and train it, from its checkpoint if it has one."""
-    with main_process_first(job.options.device, job.options.process_timeout):
+    with run_main_process_first(job.options.device, job.options.process_timeout):
         run = prepare(task, job, start, report)
     try:
         trainer = task.build_trainer(run)
@@ -438,7 +439,7 @@ def _explain_errors(run: Run, accumulates: bool) -> Generator[None]:
     try:
         yield
     except UserError as error:
-        if reason := refusal(error.__cause__ or error, elsewhere=False):
+        if reason := explain_refusal(error.__cause__ or error, elsewhere=False):
             raise UserError(_explain_unwritable(run, reason)) from error
         # An error of a loader's worker contains the worker's traceback.
         message = str(error).rpartition("UserError: ")[2].strip()
@@ -454,21 +455,22 @@ def _explain_errors(run: Run, accumulates: bool) -> Generator[None]:
 def _explain(run: Run, error: Exception, accumulates: bool) -> str | None:
     """Return a message for an error with a known cause and remedy, else None."""
     if is_out_of_memory(error):
-        size, alternatives = run.micro_batch_size, "smaller images or a smaller model"
+        size = run.micro_batch_size
+        alternatives = "smaller images or a smaller model"
         if size > 1:
             flag, same = ("--micro-batch-size", " (the result stays the same)") if accumulates else ("--batch-size", "")
             alternatives = f"a smaller {flag} than {size}{same}, {alternatives}"
-        restart = ", and start again with --resume" if last_complete(run.work) is None else ", in another --output"
+        restart = ", and start again with --resume" if find_last_complete(run.work) is None else ", in another --output"
         return f"out of memory for {size} images at once; choose {alternatives}{restart}"
-    if system_reason := refusal(error, elsewhere=False):
+    if system_reason := explain_refusal(error, elsewhere=False):
         return _explain_unwritable(run, system_reason)
     if "DataLoader worker (pid" in str(error):
         # The number of workers of a stream must stay the same when it is resumed.
         reason = " ".join(str(error).split()).rstrip(".")
-        fewer = "" if run.options.streaming and last_complete(run.work) else " or choose a smaller --num-workers"
+        fewer = "" if run.options.streaming and find_last_complete(run.work) else " or choose a smaller --num-workers"
         return (
             f"a data loading process was killed, probably because memory ran out ({reason}); free some "
-            f"memory{fewer}, then {_how_to_resume(run)}"
+            f"memory{fewer}, then {_explain_resume(run)}"
         )
     if "Batch does not contain any data" in str(error):  # accelerate's error for a stream without rows
         return (
@@ -478,7 +480,7 @@ def _explain(run: Run, error: Exception, accumulates: bool) -> str | None:
     # Any error may be caused by files that were removed or changed during the training.
     changes = run.data.changed_files()
     return (
-        f"the training data changed during the run: {changes}; restore it, then {_how_to_resume(run)}"
+        f"the training data changed during the run: {changes}; restore it, then {_explain_resume(run)}"
         if changes
         else None
     )
@@ -489,12 +491,12 @@ def _explain_unwritable(run: Run, reason: str) -> str:
     with suppress(OSError):
         if is_main():
             _remove_incomplete(run.work)
-    return f"the output {run.output} cannot be written: {reason}, then {_how_to_resume(run)}"
+    return f"the output {run.output} cannot be written: {reason}, then {_explain_resume(run)}"
 
 
-def _how_to_resume(run: Run) -> str:
+def _explain_resume(run: Run) -> str:
     """Return the remedy of an error after which the run can be resumed."""
-    last = last_complete(run.work)
+    last = find_last_complete(run.work)
     return f"continue from {last.name} with --resume" if last else "start it again with --resume"
 
 
@@ -531,7 +533,7 @@ def has_ended(checkpoint: Path) -> bool:
     return bool((control.get("args") or {}).get("should_training_stop"))
 
 
-def last_complete(work: Path) -> Path | None:
+def find_last_complete(work: Path) -> Path | None:
     """Return the newest complete checkpoint, or None."""
     return next((path for path in reversed(list_checkpoints(work)) if is_complete(path)), None)
 
@@ -576,14 +578,14 @@ def _remove_incomplete(work: Path) -> list[str]:
 
 def describe_resume(output: Path) -> str:
     """Describe the state of an interrupted run or sweep, and how to resume it."""
-    work = work_folder(output)
+    work = get_work_folder(output)
     if is_finished(output):
         return f"the model in {output} is complete" + ("; --resume removes the checkpoints" if work.exists() else "")
     if not (work / RUN_NAME).is_file():
         return "nothing was written yet; run the same command again"
-    if (last := last_complete(work)) is not None:
+    if (last := find_last_complete(work)) is not None:
         return f"{last.name} in {output} is complete; continue with --resume"
-    if any(last_complete(trial) for trial in work.glob(f"*/{WORK_FOLDER}")):
+    if any(find_last_complete(trial) for trial in work.glob(f"*/{WORK_FOLDER}")):
         return f"finished work is in {output}; continue with --resume"
     return "there is no complete checkpoint yet; --resume starts from step 0"
 
@@ -601,7 +603,8 @@ def _complete(task: Task[Result], run: Run, trainer: HfViTTrainer) -> Result:
         module.__dict__.pop(name, None)
     model = gather_model(task.get_released(module))
     model.eval()
-    if (family := family_of(vision_config(model).model_type)) is not None and family.is_vit:
+    family = find_family(get_vision_config(model).model_type)
+    if family is not None and family.is_vit:
         # The default attention of a loaded model; a head without sdpa keeps its attention.
         model.set_attn_implementation("sdpa" if model._supports_sdpa else {"backbone_config": "sdpa"})  # pyright: ignore[reportPrivateUsage]
     result = task.conclude(run, model, trainer.state, get_seconds(trainer))
@@ -618,7 +621,7 @@ def _complete(task: Task[Result], run: Run, trainer: HfViTTrainer) -> Result:
                 os.replace(path, run.output / path.name)
             finished_folder.rmdir()
         except Exception as error:  # safetensors, torch and the system raise different errors
-            reason = refusal(error.__cause__ or error, elsewhere=False)
+            reason = explain_refusal(error.__cause__ or error, elsewhere=False)
             if reason is None:
                 raise
             with suppress(OSError):
@@ -637,12 +640,18 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
     result.model.save_pretrained(folder)
     run.processor.save_pretrained(folder)
     plot_learning_curve(result.history, folder / "learning_curve.png")
-    data, size = run.data, run.data.num_examples("train")
-    record = new_record(
+    data = run.data
+    record = make_record(
         "training",
         command=run.command,
         seed=run.options.seed,
-        data=DataFact(name=data.name, fingerprint=data.fingerprint, split="train", size=size, revision=data.revision),
+        data=DataFact(
+            name=data.name,
+            fingerprint=data.fingerprint,
+            split="train",
+            size=run.data.num_examples("train"),
+            revision=data.revision,
+        ),
         seconds=result.seconds,
         device=run.options.device,
         values=task.values(run, result, collect_run_values(run, result)),
@@ -656,7 +665,8 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
 
 def _tidy(output: Path, keep_checkpoints: bool) -> None:
     """Remove the checkpoints of a finished model; they are renamed first, so that a kill leaves no partial run."""
-    work, removed = work_folder(output), output / _REMOVED
+    work = get_work_folder(output)
+    removed = output / _REMOVED
     if not keep_checkpoints and work.exists():
         shutil.rmtree(removed, ignore_errors=True)
         work.rename(removed)
@@ -665,7 +675,8 @@ def _tidy(output: Path, keep_checkpoints: bool) -> None:
 
 def collect_run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
     """Return the values that the record of every task has, with settings of the model that the recipe leaves open."""
-    batch, images = run.recipe.batch_size, run.data.num_examples("train")
+    batch = run.recipe.batch_size
+    images = run.data.num_examples("train")
     unlabeled_ratio = run.task.get("unlabelled_ratio", 0)
     is_contrastive = run.task.get("objective") == "contrastive"
     images_seen = result.steps * batch * (1 + unlabeled_ratio)
@@ -695,7 +706,8 @@ def collect_run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
     values["base_model" if run.source.has_weights else "variant"] = run.source.name
     if run.bf16:  # the test split is evaluated in the precision of the saved weights
         values["validation_precision"] = "bf16"
-    if run.source.has_weights and (license := find_license(run.source.name)):
+    license = find_license(run.source.name) if run.source.has_weights else None
+    if license:
         values["base_license"] = license
     if run.source.has_weights and run.source.family is None:
         values["origin"] = run.source.plan.origin
@@ -721,7 +733,7 @@ def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) ->
         if points := series(key):
             panels.append((f"{name} (%)", {"validation": [(epoch, 100 * value) for epoch, value in points]}))
             break  # a task has one score
-    figure = new_figure(9 if len(panels) > 1 else 5, 3.6)
+    figure = make_figure(9 if len(panels) > 1 else 5, 3.6)
     for number, (label, curves) in enumerate(panels, start=1):
         axes = figure.add_subplot(1, len(panels), number)
         for name, points in curves.items():

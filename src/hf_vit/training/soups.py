@@ -20,8 +20,8 @@ from hf_vit.hub.card import write_card
 from hf_vit.hub.card_metadata import find_common_license
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
-from hf_vit.results.delivery import new_folder, prepare_output
-from hf_vit.results.facts import append_record, new_record
+from hf_vit.results.delivery import deliver_folder, prepare_output
+from hf_vit.results.facts import append_record, make_record
 from hf_vit.results.trained_images import write_trained
 from hf_vit.results.writing import explain_write_errors
 from hf_vit.training.trainer.distributed import get_local_parts
@@ -124,10 +124,10 @@ def make_soup(
             """Evaluate a model on a split; None without data."""
             if images is None:
                 return None
-            subject = replace(loaded[0], model=model)
-            if (max_num_patches := find_max_patches(subject)) is not None:
-                subject = keep_image_sizes(subject, max_num_patches)
-            examination = Examination(subject, images, split, batch_size=batch_size, progress=False)
+            souped = replace(loaded[0], model=model)
+            if (max_num_patches := find_max_patches(souped)) is not None:
+                souped = keep_image_sizes(souped, max_num_patches)
+            examination = Examination(souped, images, split, batch_size=batch_size, progress=False)
             result = top1(examination)
             return ProtocolRun("top1", result, examination, {}, result.seconds)
 
@@ -150,13 +150,13 @@ def make_soup(
         values = _describe_soup(soup, used_names, greedy, find_common_license([*map(str, models)]))
         validation_fact = None if test is None else replace(test.examination, split="validation").fact()
         free_output = prepare_output(output)
-        with new_folder(free_output) as folder, explain_write_errors(free_output):
+        with deliver_folder(free_output) as folder, explain_write_errors(free_output):
             cast(Any, soup_model).save_pretrained(folder)
             loaded[0].processor.save_pretrained(folder)
             used_folders = [model.folder for model in loaded if model.folder is not None and model.name in used_names]
             write_trained(folder, [], used_folders)
             facts: dict[str, Any] = {"command": command, "data": validation_fact, "device": device, "values": values}
-            append_record(folder, new_record("training", **facts))
+            append_record(folder, make_record("training", **facts))
             if test is not None:
                 save_protocol(test, folder=folder, command=command, device=device)
             write_card(folder)
@@ -220,6 +220,8 @@ def _select_greedily(
         accuracy = measure_accuracy(trial) or 0.0
         is_in = accuracy >= best
         if is_in:
-            selected_models, soup, best = [*selected_models, other], trial, accuracy
+            selected_models = [*selected_models, other]
+            soup = trial
+            best = accuracy
         ingredients.append(replace(ingredient, is_in=is_in))
     return ingredients, soup

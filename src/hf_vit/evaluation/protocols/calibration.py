@@ -14,7 +14,7 @@ from scipy.special import log_softmax
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import SingleTableResult, Table, percent
-from hf_vit.results.figures import new_figure
+from hf_vit.results.figures import make_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ class ConfidenceBins:
         self.confidence += np.bincount(bins, weights=confidences, minlength=size)
         self.hits += np.bincount(bins, weights=hits, minlength=size)
 
-    def expected_error(self) -> float:
+    def compute_expected_error(self) -> float:
         """Return the mean of |accuracy - mean confidence| over bins, weighted with their images (equation 3)."""
         # |hits / n - confidence / n| * n / N for n of N images in a bin; n cancels.
         return float(np.abs(self.hits - self.confidence).sum() / self.images.sum())
@@ -73,7 +73,8 @@ class ReliabilitySums:
     """Running sums of a reliability diagram, whose memory does not depend on the number of images."""
 
     def __init__(self, num_bins: int = BINS) -> None:
-        self._bins, self._loss = ConfidenceBins(num_bins), 0.0
+        self._bins = ConfidenceBins(num_bins)
+        self._loss = 0.0
 
     def add(self, logits: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
         """Add a batch of logits [B, K] and true classes [B]."""
@@ -89,7 +90,7 @@ class ReliabilitySums:
             images=bins.images.astype(int).tolist(),
             confidence=(bins.confidence / divisor).tolist(),
             accuracy=(bins.hits / divisor).tolist(),
-            ece=bins.expected_error(),
+            ece=bins.compute_expected_error(),
             mce=float((np.abs(bins.hits - bins.confidence) / divisor).max()),
             loss=self._loss / float(bins.images.sum()),
         )
@@ -129,7 +130,7 @@ class CalibrationResult(SingleTableResult):
         panels = [("no temperature", self.plain)]
         if self.scaled is not None:
             panels.append((f"temperature {self.temperature:.3f}", self.scaled))
-        figure = new_figure(4.6 * len(panels), 4.6)
+        figure = make_figure(4.6 * len(panels), 4.6)
         for index, (name, diagram) in enumerate(panels):
             axes = figure.add_subplot(1, len(panels), index + 1)
             width = 1 / len(diagram.accuracy)
@@ -168,7 +169,8 @@ def calibration(
     hits = 0
     images = 0
     for logits, labels in examination.iterate_logits(examination.split):
-        rows, truth = logits.double().numpy(), labels.numpy()
+        rows = logits.double().numpy()
+        truth = labels.numpy()
         plain.add(rows, truth)
         if fitted is not None:
             scaled.add(rows / fitted, truth)

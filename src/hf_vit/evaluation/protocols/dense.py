@@ -73,7 +73,7 @@ class SegmentationMeter:
         self._metrics.update(predicted.long().cpu()[None], truth.long().cpu()[None])
         self.num_images += 1
 
-    def image_score(self, predicted: torch.Tensor, truth: torch.Tensor) -> float:
+    def score_image(self, predicted: torch.Tensor, truth: torch.Tensor) -> float:
         """Return the mean IoU of one image; NaN if all of its pixels are ignored."""
         from torchmetrics.functional.classification import multiclass_jaccard_index
 
@@ -90,7 +90,8 @@ class SegmentationMeter:
             if truth[k] + predicted[k] > 0:
                 iou[name] = float(metrics["iou"][k])
             if truth[k] > 0:
-                accuracy[name], pixels[name] = float(metrics["accuracy"][k]), int(truth[k])
+                accuracy[name] = float(metrics["accuracy"][k])
+                pixels[name] = int(truth[k])
         return {
             "mean_iou": float(metrics["mean_iou"]),
             "pixel_accuracy": float(metrics["pixel_accuracy"]),
@@ -138,7 +139,7 @@ class DetectionMeter:
         # Crowds are ignored; without any other object there is no precision.
         self.num_singles += len(truth["labels"]) - (0 if crowds is None else int(crowds.sum()))
 
-    def image_score(self, predicted: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> float:
+    def score_image(self, predicted: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> float:
         """Return the average precision of the boxes of one image; NaN without objects, or if all objects are crowds."""
         if not len(truth["labels"]):
             return 0.0 if len(predicted["labels"]) else float("nan")
@@ -217,30 +218,30 @@ class DenseRows(Collate, ABC):
     target: ClassVar[str]
 
     @abstractmethod
-    def truth(self, row: Mapping[str, Any], image: "Image") -> Any:
+    def label(self, row: Mapping[str, Any], image: "Image") -> Any:
         """Return the annotation of an image with the model's class numbers."""
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, list[Any], list[Image]]":
         images = self.decode(rows)
-        return self.prepare(images), [self.truth(row, image) for row, image in zip(rows, images, strict=True)], images
+        return (self.prepare(images), [self.label(row, image) for row, image in zip(rows, images, strict=True)], images)
 
 
 def require_task(examination: Examination, task: str, target: str) -> list[str]:
     """Return the classes of the model; raise UserError if model or data are for another task."""
-    subject, data = examination.subject, examination.data
-    model_task = get_dense_task(subject.model)
+    loaded = examination.loaded
+    model_task = get_dense_task(loaded.model)
     if model_task != task:
         kind = f"a {model_task} model" if model_task else "a classifier"
         raise UserError(
-            f"--protocol {task} needs a {task} model, but {subject.name} is {kind}; choose --protocol "
+            f"--protocol {task} needs a {task} model, but {loaded.name} is {kind}; choose --protocol "
             f"{model_task or 'top1'}, or give another model"
         )
-    if data.target != target:
+    if examination.data.target != target:
         raise UserError(
-            f"the images of '{data.name}' have no {_ANNOTATIONS[target]}, which --protocol {task} needs; give "
-            f"a data set with {_ANNOTATIONS[target]}"
+            f"the images of '{examination.data.name}' have no {_ANNOTATIONS[target]}, which --protocol {task} needs; "
+            f"give a data set with {_ANNOTATIONS[target]}"
         )
-    return get_label_names(subject.model)
+    return get_label_names(loaded.model)
 
 
 def predict_dense(
@@ -250,13 +251,14 @@ def predict_dense(
     predict: Callable[..., Sequence[Any]],
 ) -> "Iterator[tuple[int, Image, Any, Any]]":
     """Iterate over (index, image, truth, prediction) of all evaluated images; `predict` is `segment` or `detect`."""
-    subject, index = examination.subject, 0
-    collate = collate_class(subject.prepare, match_labels(examination.data.label_names, names))
+    loaded = examination.loaded
+    index = 0
+    collate = collate_class(loaded.prepare, match_labels(examination.data.label_names, names))
     with torch.inference_mode():
         for pixel_values, truths, images in examination.iterate(collate):
-            values = pixel_values.to(subject.device, subject.dtype)
+            values = pixel_values.to(loaded.device, loaded.dtype)
             sizes = [image.size[::-1] for image in images]
-            predictions = predict(subject.model, subject.processor, values, sizes)
+            predictions = predict(loaded.model, loaded.processor, values, sizes)
             for image, truth, prediction in zip(images, truths, predictions, strict=True):
                 yield index, image, truth, prediction
                 index += 1
@@ -321,7 +323,7 @@ class MaskRows(DenseRows):
 
     target = "mask"
 
-    def truth(self, row: Mapping[str, Any], image: Any) -> torch.Tensor:
+    def label(self, row: Mapping[str, Any], image: Any) -> torch.Tensor:
         table = torch.full((256,), IGNORED)
         table[: len(self.mapping)] = torch.tensor(self.mapping)
         return table[torch.from_numpy(np.asarray(row["mask"]).astype(np.int64))]
@@ -343,7 +345,7 @@ def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationRes
     for index, image, truth, prediction in predict_dense(examination, MaskRows, names, segment):
         meter.update(prediction, truth)
         if worst:
-            score = meter.image_score(prediction, truth)
+            score = meter.score_image(prediction, truth)
             entry = score, index, image, truth, prediction.cpu(), paint_classes, len(names)
             worst_images.add(-score, index, partial(_make_worst_image, *entry))
     seconds = time.perf_counter() - start
@@ -423,7 +425,7 @@ class ObjectRows(DenseRows):
 
     target = "objects"
 
-    def truth(self, row: Mapping[str, Any], image: Any) -> dict[str, torch.Tensor]:
+    def label(self, row: Mapping[str, Any], image: Any) -> dict[str, torch.Tensor]:
         """Return boxes (x1 y1 x2 y2 px), labels and masks of an image as torchmetrics expects them."""
         objects = row["objects"]
         boxes = torch.tensor(objects["bbox"], dtype=torch.float32).reshape(-1, 4)
@@ -459,7 +461,7 @@ def detection(examination: Examination, *, worst: int = 8) -> DetectionResult:
         meter.update(prediction, truth)
         if worst:
             drawn_objects = {name: values[prediction["scores"] >= _DRAWN_FROM] for name, values in prediction.items()}
-            score = meter.image_score(prediction, truth)
+            score = meter.score_image(prediction, truth)
             entry = score, index, image, truth, drawn_objects, paint_objects, names
             worst_images.add(-score, index, partial(_make_worst_image, *entry))
     assert meter is not None  # `iterate` raises for a split without images

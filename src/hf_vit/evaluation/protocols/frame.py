@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from hf_vit.display import Displayed
 from hf_vit.evaluation.reading import THUMBNAIL_PX
-from hf_vit.results.figures import new_figure, set_integer_ticks
+from hf_vit.results.figures import make_figure, set_integer_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,7 +115,7 @@ def draw_curves(
     level: tuple[str, float] | None = None,
 ) -> "Figure":
     """Draw lines of fractions in percent with a marker at every point; `level` is a horizontal (name, fraction)."""
-    figure = new_figure(6 if len(lines) <= _MAX_INSIDE else 7.5, 4)
+    figure = make_figure(6 if len(lines) <= _MAX_INSIDE else 7.5, 4)
     axes = figure.add_subplot()
     for line in lines:
         deviation = None if line.deviation is None else [100 * value for value in line.deviation]
@@ -150,8 +150,8 @@ def draw_named_curve(names: Sequence[str], fractions: Sequence[float], x_label: 
 
 def draw_classes(fractions: Mapping[str, float], measure: str) -> "Figure":
     """Draw the fraction of every class as a horizontal bar."""
-    names = [shortened(name) for name in fractions]
-    figure = new_figure(6, 1.5 + 0.3 * len(names))
+    names = [shorten_list(name) for name in fractions]
+    figure = make_figure(6, 1.5 + 0.3 * len(names))
     axes = figure.add_subplot()
     axes.barh(range(len(names)), [100 * value for value in fractions.values()])
     axes.set_yticks(range(len(names)), labels=names, parse_math=False)
@@ -165,7 +165,8 @@ class Extremes(Generic[T]):
     """Collects the `limit` entries with the highest scores; of equal scores the first."""
 
     def __init__(self, limit: int) -> None:
-        self.limit, self._heap = limit, list[tuple[float, int, T]]()
+        self.limit = limit
+        self._heap = list[tuple[float, int, T]]()
 
     def add(self, score: float, index: int, make: Callable[[], T]) -> None:
         """Add an entry, which `make` creates only if its score is high enough; NaN is never high enough."""
@@ -191,7 +192,7 @@ def draw_images(
     """Draw images with titles in a grid; `cell` is the (width, height) of an image in inches."""
     columns = min(columns, max(len(images), 1))
     rows = math.ceil(len(images) / columns) or 1
-    figure = new_figure(cell[0] * columns, cell[1] * rows)
+    figure = make_figure(cell[0] * columns, cell[1] * rows)
     for index, (image, title) in enumerate(zip(images, titles, strict=True)):
         axes = figure.add_subplot(rows, columns, index + 1)
         axes.imshow(cast(Any, image), interpolation="nearest")
@@ -207,7 +208,7 @@ def make_thumbnail(image: "Image", side: int = THUMBNAIL_PX) -> "Image":
     return small
 
 
-def shortened(name: str, limit: int = 24) -> str:
+def shorten_list(name: str, limit: int = 24) -> str:
     """Shorten a name for a plot."""
     name = " ".join(name.split())
     return name if len(name) <= limit else name[: limit - 1] + "…"

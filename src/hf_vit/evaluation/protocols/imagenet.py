@@ -65,7 +65,7 @@ def real(examination: Examination, *, real_labels: str | os.PathLike[str] | None
             "--protocol real needs the reassessed labels; download real.json from "
             "github.com/google-research/reassessed-imagenet and give it with --real-labels"
         )
-    labels = read_real_labels(real_labels, examination.file_names(), len(examination.data.label_names))
+    labels = read_real_labels(real_labels, examination.list_file_names(), len(examination.data.label_names))
     num_images = num_correct = num_labeled = num_real = 0
     rows = iter(examination.list_rows())
     for logits, truth in examination.iterate_logits(examination.split):
@@ -139,7 +139,8 @@ def _read_json(file: Path, remedy: str, missing: str) -> Any:
         raise UserError(f"{file.name} is not valid JSON ({error}); {remedy}") from error
 
 
-FOLDERS, CLASSES = "folder_to_objectnet_label.json", "objectnet_to_imagenet_1k.json"
+FOLDERS = "folder_to_objectnet_label.json"
+CLASSES = "objectnet_to_imagenet_1k.json"
 BORDER = 2  # px
 
 
@@ -190,11 +191,11 @@ def objectnet(examination: Examination, *, mappings: str | os.PathLike[str] | No
     rows = [row for row in examination.list_rows() if int(classes[row]) in mapped_classes]
     if not rows:
         raise UserError("no evaluated image has a class of ImageNet; evaluate another --split")
-    subject = replace(examination.subject, prepare=partial(_cut_border_and_prepare, examination.subject.prepare))
+    loaded = replace(examination.loaded, prepare=partial(_cut_border_and_prepare, examination.loaded.prepare))
     shared = list(mapped_classes)
     hits: list[tuple[bool, bool, bool]] = []  # of every image: top-1, top-5, top-1 among the shared classes
     hits_by_class: dict[int, list[bool]] = {}
-    for logits, labels in replace(examination, subject=subject).iterate_data_logits(rows):
+    for logits, labels in replace(examination, loaded=loaded).iterate_data_logits(rows):
         best = find_largest(logits, 5).tolist()
         shared_logits = [logits[:, mapped_classes[label]].amax(dim=-1) for label in shared]
         best_shared = torch.stack(shared_logits, dim=-1).argmax(dim=-1).tolist()
@@ -218,7 +219,7 @@ def map_classes(examination: Examination, folder: Path) -> dict[int, list[int]]:
         if label in words:
             words_by_class[index] = words[label].split("; ")
     all_words = sorted({word for class_words in words_by_class.values() for word in class_words})
-    numbers = {name: index for index, name in enumerate(examination.subject.label_names(all_words))}
+    numbers = {name: index for index, name in enumerate(examination.loaded.label_names(all_words))}
     unknown = [word for word in all_words if word not in numbers]
     if unknown:
         raise UserError(

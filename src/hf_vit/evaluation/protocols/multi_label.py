@@ -91,10 +91,11 @@ def multi_label(
             f"the images of '{examination.data.name}' have one class each, but --protocol multi-label needs "
             "several; choose --protocol top1"
         )
-    names, start = examination.data.label_names, time.perf_counter()
+    names = examination.data.label_names
+    start = time.perf_counter()
     if thresholds is None:
         fit_logits, present = _collect_logits(examination, examination.require_fit_split(fit_split))
-        thresholds = best_thresholds(expit(fit_logits), present, names)
+        thresholds = pick_thresholds(expit(fit_logits), present, names)
     logits, truth = _collect_logits(examination, examination.split)
     return replace(compute_multi_label_metrics(logits, truth, names, thresholds), seconds=time.perf_counter() - start)
 
@@ -106,7 +107,8 @@ def compute_multi_label_metrics(
     from sklearn.metrics import average_precision_score, f1_score
 
     limit_array = np.asarray([thresholds[name] for name in names])
-    is_predicted, counts = expit(logits) >= limit_array, truth.sum(axis=0)
+    is_predicted = expit(logits) >= limit_array
+    counts = truth.sum(axis=0)
     present = np.flatnonzero(counts)
     if not present.size:
         raise UserError("no evaluated image has a label; evaluate another --split")
@@ -124,7 +126,7 @@ def compute_multi_label_metrics(
     )
 
 
-def best_thresholds(probabilities: NDArray[np.float64], truth: NDArray[np.bool_], names: list[str]) -> dict[str, float]:
+def pick_thresholds(probabilities: NDArray[np.float64], truth: NDArray[np.bool_], names: list[str]) -> dict[str, float]:
     """Return for every class the highest threshold with the best F1; 0.5 for a class without images."""
     from sklearn.metrics import precision_recall_curve
 

@@ -77,18 +77,18 @@ def linear_probe(
             "validation split"
         )
     splits = [examination.require_fit_split(name) for name in (learn_split, choose_split) if name is not None]
-    (train_features, labels), *selection = (examination.depth_features(name) for name in splits)  # [] or one
+    (train_features, labels), *selection = (examination.compute_depth_features(name) for name in splits)  # [] or one
     if len(np.unique(labels)) < 2:
         raise UserError(
             f"all images of split '{learn_split}' have the same class, but a probe needs two classes; add "
             "images of another class to it"
         )
-    test_features, truth = examination.depth_features(examination.split)
+    test_features, truth = examination.compute_depth_features(examination.split)
     best: list[Probe] = []
     num_unfinished = 0
     for name in train_features:
         probes = [Probe.fit(train_features[name], labels, strength) for strength in sorted(strengths)]
-        best.append(best_probe(probes, selection[0][0][name], selection[0][1]) if selection else probes[0])
+        best.append(choose_best_probe(probes, selection[0][0][name], selection[0][1]) if selection else probes[0])
         num_unfinished += sum(not probe.finished for probe in probes)
     accuracy = [probe.score(test_features[name], truth) for name, probe in zip(train_features, best, strict=True)]
     return LinearProbeResult(
@@ -131,7 +131,7 @@ class Probe:
         return float((self.pipeline.predict(features) == labels).mean())
 
 
-def best_probe(probes: Sequence[Probe], features: NDArray[np.float32], labels: NDArray[np.int64]) -> Probe:
+def choose_best_probe(probes: Sequence[Probe], features: NDArray[np.float32], labels: NDArray[np.int64]) -> Probe:
     """Return the first probe with the highest accuracy."""
     return max(probes, key=lambda probe: probe.score(features, labels))
 
@@ -188,7 +188,8 @@ def nearest_neighbors(
     test_features, truth = examination.features(examination.split)
     index = NearestNeighbors(n_neighbors=sizes[-1], metric="cosine").fit(features)
     distances, neighbor_rows = index.kneighbors(test_features)
-    weights, classes = np.exp((1 - distances) / TEMPERATURE), labels[neighbor_rows]
+    weights = np.exp((1 - distances) / TEMPERATURE)
+    classes = labels[neighbor_rows]
 
     def accuracy(size: int, weights: NDArray[np.float64]) -> float:
         votes = np.zeros((len(classes), len(examination.data.label_names)))
@@ -217,7 +218,7 @@ class FewShotRegression:
 
         rows = np.asarray(features, dtype=np.float64)
         mean, std = rows.mean(axis=0), rows.std(axis=0) + _STD_OFFSET
-        design = _design(rows, mean, std)
+        design = _make_design(rows, mean, std)
         targets = 2.0 * np.eye(num_classes)[labels] - 1.0
         samples, size = design.shape
         if samples >= size:
@@ -228,10 +229,10 @@ class FewShotRegression:
 
     def scores(self, features: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Return the scores of features [n, D] for all classes, [n, K]."""
-        return _design(np.asarray(features, dtype=np.float64), self.mean, self.std) @ self.weights
+        return _make_design(np.asarray(features, dtype=np.float64), self.mean, self.std) @ self.weights
 
 
-def _design(rows: NDArray[np.float64], mean: NDArray[np.float64], std: NDArray[np.float64]) -> NDArray[np.float64]:
+def _make_design(rows: NDArray[np.float64], mean: NDArray[np.float64], std: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the design matrix [n, D + 1]: standardized features and the constant feature."""
     return np.concatenate([(rows - mean) / std, np.full((len(rows), 1), BIAS)], axis=1)
 
@@ -293,7 +294,8 @@ def few_shot(
             "and an l2 above 0"
         )
     labels = examination.labels(examination.require_fit_split(learn_split))
-    names, sizes = examination.data.label_names, sorted(set(shots))
+    names = examination.data.label_names
+    sizes = sorted(set(shots))
     draws = [draw_shots(labels, names, sizes[-1], examination.seed + trial) for trial in range(trials)]
     rows = np.unique(np.stack(draws))
     features, _ = examination.features(learn_split, rows.tolist())

@@ -82,7 +82,7 @@ class ProtocolRun(Displayed):
 
     def overview(self) -> dict[str, object]:
         """Return the lines that `print` shows."""
-        model, data = self.examination.subject.name, self.examination.data.name
+        model, data = self.examination.loaded.name, self.examination.data.name
         inputs = {"protocol": self.protocol, "model": model, "data": data, "split": self.examination.split}
         return inputs | self.result.overview()
 
@@ -132,7 +132,7 @@ def evaluate_protocol(
             by name and data that is not streamed. All machines need the model and the data under the same names.
         address: HOST:PORT of a Ray cluster; by default Ray is started on this machine.
         features, layers, norm: for few-shot, linear-probe, knn and vtab features of the last layers in place of the
-            head's input, see `hf_vit.loading.outputs.layer_features`; not "patches".
+            head's input, see `hf_vit.loading.outputs.read_layer_features`; not "patches".
         **options: options of the protocol (the keyword arguments of its function).
 
     Raises:

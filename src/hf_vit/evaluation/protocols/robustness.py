@@ -24,9 +24,9 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import Line, SingleTableResult, Table, draw_curves, percent
 from hf_vit.evaluation.reading import compute_logits, explain_memory_errors
-from hf_vit.families import family_of
+from hf_vit.families import find_family
 from hf_vit.loading.model import LoadedModel
-from hf_vit.loading.pixels import PixelScale, crop_to_patches, image_generator
+from hf_vit.loading.pixels import PixelScale, crop_to_patches, make_image_generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,11 +54,11 @@ def pgd(
     return moved
 
 
-def check_differentiable(subject: LoadedModel) -> None:
+def check_differentiable(loaded: LoadedModel) -> None:
     """Raise UserError if a model has no gradients with respect to pixels."""
-    if not subject.is_differentiable:
+    if not loaded.is_differentiable:
         raise UserError(
-            f"{subject.name} has no gradients, because it is exported or optimized, so it cannot be attacked; "
+            f"{loaded.name} has no gradients, because it is exported or optimized, so it cannot be attacked; "
             "give the original model"
         )
 
@@ -128,12 +128,14 @@ def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS
             f"--epsilons {list(epsilons)} and --steps {steps} cannot be used; give epsilons above 0 and at most 255 "
             "(in 1/255), and at least 1 step"
         )
-    check_differentiable(examination.subject)
-    scale, model = PixelScale.measure(examination.subject), examination.subject.model
-    hits, images = np.zeros((2, len(sizes) + 1)), 0  # rows FGSM and PGD, columns without attack and all sizes
+    check_differentiable(examination.loaded)
+    scale = PixelScale.measure(examination.loaded)
+    model = examination.loaded.model
+    hits = np.zeros((2, len(sizes) + 1))  # rows FGSM and PGD, columns without attack and all sizes
+    images = 0
     for values, labels in examination.iterate_pixels("attacking"):
         pixels = scale.pixels(values).clamp(0, 1)
-        start = random_start(pixels, examination.seed)
+        start = draw_start(pixels, examination.seed)
 
         def loss(moved: torch.Tensor, labels: torch.Tensor = labels) -> torch.Tensor:
             return F.cross_entropy(compute_logits(model, scale.values(moved)), labels, reduction="none")
@@ -154,9 +156,9 @@ def count_right(model: nn.Module, values: torch.Tensor, labels: torch.Tensor) ->
         return int((compute_logits(model, values).argmax(dim=1) == labels).sum())
 
 
-def random_start(pixels: torch.Tensor, seed: int) -> torch.Tensor:
+def draw_start(pixels: torch.Tensor, seed: int) -> torch.Tensor:
     """Draw the start of PGD, uniform in -1..1, [B, C, H, W]; an image has the same start in every batch."""
-    starts = [image_generator(image, seed).uniform(-1, 1, tuple(image.shape)) for image in pixels]
+    starts = [make_image_generator(image, seed).uniform(-1, 1, tuple(image.shape)) for image in pixels]
     return torch.from_numpy(np.stack(starts)).to(pixels.device, pixels.dtype)
 
 
@@ -231,8 +233,9 @@ def patch_drop(
         raise UserError(f"--fill {fill} is unknown; choose mean or black")
     if not orders or set(orders) - set(ORDERS):
         raise UserError(f"orders={list(orders)} is unknown; choose from {', '.join(ORDERS)}")
-    check_differentiable(examination.subject)
-    scale, model = PixelScale.measure(examination.subject), examination.subject.model
+    check_differentiable(examination.loaded)
+    scale = PixelScale.measure(examination.loaded)
+    model = examination.loaded.model
     hits = {order: np.zeros(len(sorted_shares)) for order in orders}
     images = 0
     patch = (0, 0)
@@ -269,7 +272,7 @@ def choose_patch_size(model: nn.Module, image_px: tuple[int, int], patch_size: i
 def _find_patch_size(model: nn.Module) -> Any:
     """Return the patch size of a transformer of hf_vit, transformers or timm, an int or a pair; else None."""
     config = getattr(model, "config", None)
-    family = family_of(getattr(config, "model_type", None))
+    family = find_family(getattr(config, "model_type", None))
     if family is not None and not family.has_tokens:
         config = None  # the patch_size of a ResNet is its total stride
     embedding = getattr(model, "patch_embed", None)  # of timm
@@ -309,7 +312,7 @@ def _rank_patches(pixels: torch.Tensor, salient: torch.Tensor, seed: int) -> dic
     by_saliency = salient.flatten(1).argsort(dim=1, descending=True, stable=True)
     salient_first = by_saliency.argsort(dim=1)  # the rank of a patch is its place in the order
     num_patches = salient_first.shape[1]
-    random_ranks = np.stack([image_generator(image, seed).permutation(num_patches) for image in pixels])
+    random_ranks = np.stack([make_image_generator(image, seed).permutation(num_patches) for image in pixels])
     ranks = {
         "random": torch.from_numpy(random_ranks).to(salient_first.device),
         "salient first": salient_first,
@@ -359,12 +362,12 @@ def _impulse_noise(picture: Picture, share: float, generator: np.random.Generato
 
 
 def _defocus_blur(picture: Picture, radius: float, generator: np.random.Generator) -> Picture:
-    return _convolve(picture, disk_kernel(_scale_length(radius, picture)))
+    return _convolve(picture, make_disk_kernel(_scale_length(radius, picture)))
 
 
 def _motion_blur(picture: Picture, parameters: tuple[float, float], generator: np.random.Generator) -> Picture:
     length, deviation = (_scale_length(parameter, picture) for parameter in parameters)
-    return _convolve(picture, motion_kernel(length, deviation, generator.uniform(-np.pi / 4, np.pi / 4)))
+    return _convolve(picture, make_motion_kernel(length, deviation, generator.uniform(-np.pi / 4, np.pi / 4)))
 
 
 def _zoom_blur(picture: Picture, end_and_step: tuple[float, float], generator: np.random.Generator) -> Picture:
@@ -421,7 +424,7 @@ CORRUPTIONS: dict[str, Corruption] = {
 }
 
 
-def disk_kernel(radius: float) -> Picture:
+def make_disk_kernel(radius: float) -> Picture:
     """Return the share of every pixel that a centered disk covers, [2 r + 1, 2 r + 1] with r = ceil(radius); sum 1."""
     reach = int(np.ceil(radius))
     size = (2 * reach + 1) * _SUBPIXELS
@@ -431,7 +434,7 @@ def disk_kernel(radius: float) -> Picture:
     return kernel / kernel.sum()
 
 
-def motion_kernel(length: float, deviation: float, angle: float) -> Picture:
+def make_motion_kernel(length: float, deviation: float, angle: float) -> Picture:
     """Return one-sided Gaussian weights on a line of 2 length + 1 px from the center at `angle` (radians); sum 1."""
     reach = int(np.ceil(2 * length + 1))
     kernel = np.zeros((2 * reach + 1, 2 * reach + 1))
@@ -463,9 +466,10 @@ def _to_image(picture: Picture) -> Image.Image:
     return Image.fromarray(np.rint(picture * 255).astype(np.uint8))
 
 
-def known_corruptions(names: Sequence[str] | None) -> list[str]:
+def list_corruptions(names: Sequence[str] | None) -> list[str]:
     """Return the named corruptions, by default all, in the order of `CORRUPTIONS`; raise UserError for unknown ones."""
-    if names and (unknown_names := sorted(set(names) - set(CORRUPTIONS))):
+    unknown_names = sorted(set(names or ()) - set(CORRUPTIONS))
+    if unknown_names:
         raise UserError(f"the corruption {', '.join(unknown_names)} is unknown; choose from {', '.join(CORRUPTIONS)}")
     return [name for name in CORRUPTIONS if not names or name in names]
 
@@ -529,8 +533,9 @@ def corruptions(examination: Examination, *, kinds: Sequence[str] | None = None)
 
     Images are corrupted after resizing and cropping; the random numbers depend only on the seed and the image.
     """
-    names = known_corruptions(kinds)
-    scale, model = PixelScale.measure(examination.subject), examination.subject.model
+    names = list_corruptions(kinds)
+    scale = PixelScale.measure(examination.loaded)
+    model = examination.loaded.model
     hits = {name: np.zeros(len(SEVERITIES)) for name in names}
     clean = 0
     images = 0
@@ -551,7 +556,7 @@ def corrupt_batch(pixels: torch.Tensor, name: str, severity: int, seed: int) -> 
     kind = list(CORRUPTIONS).index(name)
     pictures = pixels.permute(0, 2, 3, 1).double().cpu().numpy()
     corrupted_images = [
-        corrupt(picture, name, severity, image_generator(image, seed, kind, severity))
+        corrupt(picture, name, severity, make_image_generator(image, seed, kind, severity))
         for picture, image in zip(pictures, pixels, strict=True)
     ]
     return torch.from_numpy(np.stack(corrupted_images)).permute(0, 3, 1, 2).to(pixels.device, pixels.dtype)

@@ -18,12 +18,12 @@ from hf_vit.evaluation.protocols.frame import (
     draw_images,
     make_thumbnail,
     percent,
-    shortened,
+    shorten_list,
     sort_worst_first,
 )
 from hf_vit.evaluation.reading import find_largest
-from hf_vit.loading.model import unique_names
-from hf_vit.results.figures import new_figure
+from hf_vit.loading.model import make_names_unique
+from hf_vit.results.figures import make_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +65,7 @@ def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str
     """
     size = len(label_names)
     side = float(np.clip(0.45 * size + 2.5, 4.5, 14))
-    figure = new_figure(side, side)
+    figure = make_figure(side, side)
     axes = figure.add_subplot()
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     heatmap = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
@@ -73,7 +73,7 @@ def plot_confusion_matrix(matrix: "NDArray[np.int64]", label_names: Sequence[str
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     if size <= _MAX_NAMED_CLASSES:
-        names = [shortened(name) for name in label_names]
+        names = [shorten_list(name) for name in label_names]
         axes.set_xticks(range(size), labels=names, rotation=90, parse_math=False)
         axes.set_yticks(range(size), labels=names, parse_math=False)
     if size <= _MAX_COUNTED_CLASSES:
@@ -93,8 +93,8 @@ def plot_wrong_images(wrong: Sequence[WrongImage], limit: int = 25) -> "Figure":
 
 def _make_title(entry: WrongImage) -> str:
     """Return the title of a mistake in the grid."""
-    name = f"image {entry.index}" if entry.file is None else shortened(entry.file)
-    answers = f"{shortened(entry.label, 16)} → {shortened(entry.prediction, 16)}"
+    name = f"image {entry.index}" if entry.file is None else shorten_list(entry.file)
+    answers = f"{shorten_list(entry.label, 16)} → {shorten_list(entry.prediction, 16)}"
     return f"{answers}\n{entry.confidence:.0%} · {name}"
 
 
@@ -171,7 +171,8 @@ class ClassificationResult(ProtocolResult):
             ["misclassified", f"{self.num_wrong:,}"],
             ["images/s", f"{self.images_per_second:,.1f}"],
         ]
-        classes, title = sort_worst_first(self.per_class), "accuracy per class"
+        classes = sort_worst_first(self.per_class)
+        title = "accuracy per class"
         if len(classes) > _MAX_CLASS_ROWS:
             classes = classes[: _MAX_CLASS_ROWS // 2]
             title = f"the {len(classes)} worst of {len(self.per_class)} classes"
@@ -200,8 +201,9 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
     Raises:
         UserError: the model lacks a class, a label is not a class, there are no images, or outputs are NaN or infinite.
     """
-    names = unique_names(examination.model_label_names)
-    sums, mistakes = ClassificationMetrics(names), Extremes[WrongImage](max_wrong)
+    names = make_names_unique(examination.model_label_names)
+    sums = ClassificationMetrics(names)
+    mistakes = Extremes[WrongImage](max_wrong)
     start = time.perf_counter()
     num_images = 0
     num_wrong = 0
@@ -213,7 +215,8 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
         for row in wrong:
             label = names[int(columns["references"][row])]
             prediction = names[int(columns["predictions"][row])]
-            confidence, index = float(columns["confidences"][row]), num_images + row
+            confidence = float(columns["confidences"][row])
+            index = num_images + row
             entry = confidence, index, label, prediction, images[row]
             mistakes.add(confidence, index, partial(_make_wrong_image, *entry))
         num_images += len(images)

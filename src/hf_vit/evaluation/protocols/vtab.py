@@ -39,12 +39,12 @@ from torchvision.datasets import (
 )
 
 from hf_vit.data import ImageData
-from hf_vit.data.fingerprints import states_fingerprint
+from hf_vit.data.fingerprints import hash_states
 from hf_vit.data.images import decode_image
-from hf_vit.errors import UserError, first_line
+from hf_vit.errors import UserError, get_first_line
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import ProtocolResult, Table, percent
-from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe, best_probe
+from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe, choose_best_probe
 
 # Seed of splits that were not published as a list of files; independent of --seed.
 CUT_SEED = 0
@@ -191,7 +191,8 @@ class RecordedImages:
 
 def find_records(path: Path) -> Iterator[tuple[int, int]]:
     """Iterate over the records of a TFRecord file: (offset, size) of their content in bytes."""
-    end, position = path.stat().st_size, 0
+    end = path.stat().st_size
+    position = 0
     with path.open("rb") as file:
         while position < end:
             file.seek(position)
@@ -260,29 +261,30 @@ def _decode_varint(message: bytes, position: int) -> tuple[int, int]:
 _TRAIN_PER_CLASS = 30
 
 
-def caltech101(root: Path) -> Parts:
+def read_caltech101(root: Path) -> Parts:
     """Draw 30 training images per class as TensorFlow Datasets does; all others are test images.
 
     VTAB includes the background class, the 102nd, which torchvision's class leaves out.
     """
     images = ImageFiles.from_dataset(ImageFolder(root / "caltech101" / "101_ObjectCategories", loader=Path))
-    labels, generator = np.asarray(images.labels), np.random.default_rng(CUT_SEED)
+    labels = np.asarray(images.labels)
+    generator = np.random.default_rng(CUT_SEED)
     rows = [generator.permutation(np.flatnonzero(labels == label))[:_TRAIN_PER_CLASS] for label in np.unique(labels)]
     train = np.sort(np.concatenate(rows))
     return Parts(images.select(train), None, images.select(np.setdiff1d(np.arange(len(labels)), train)))
 
 
-def cifar100(root: Path) -> Parts:
+def read_cifar100(root: Path) -> Parts:
     return Parts(CIFAR100(root, train=True), None, CIFAR100(root, train=False))
 
 
-def published(root: Path, dataset: Callable[..., Any]) -> Parts:
+def read_published(root: Path, dataset: Callable[..., Any]) -> Parts:
     """Return the published split; DTD's is the first of ten."""
     splits = [dataset(root, split=split, loader=Path) for split in ("train", "val", "test")]
     return Parts(*map(ImageFiles.from_dataset, splits))
 
 
-def pets(root: Path) -> Parts:
+def read_pets(root: Path) -> Parts:
     """Return the images of Oxford-IIIT Pet by their breed."""
 
     def part(split: str) -> ImageFiles:
@@ -293,11 +295,11 @@ def pets(root: Path) -> Parts:
 
 
 # Sun397, EuroSAT and Resisc45 have no published split, or only in TensorFlow Datasets; 20% are test images.
-def sun397(root: Path) -> Parts:
+def read_sun397(root: Path) -> Parts:
     return ImageFiles.from_dataset(SUN397(root, loader=Path)).split(20)
 
 
-def svhn(root: Path) -> Parts:
+def read_svhn(root: Path) -> Parts:
     return Parts(SVHN(root / "svhn", split="train"), None, SVHN(root / "svhn", split="test"))
 
 
@@ -306,19 +308,19 @@ _VISIBLE_RADIUS = 0.9  # share of the radius
 _GRAY = 128
 
 
-def camelyon(root: Path) -> Parts:
+def read_camelyon(root: Path) -> Parts:
     return Parts(PCAM(root, split="train"), PCAM(root, split="val"), PCAM(root, split="test"))
 
 
-def eurosat(root: Path) -> Parts:
+def read_eurosat(root: Path) -> Parts:
     return ImageFiles.from_dataset(EuroSAT(root, loader=lambda path: Path(path))).split(20)
 
 
-def resisc45(root: Path) -> Parts:
+def read_resisc45(root: Path) -> Parts:
     return ImageFiles.from_dataset(ImageFolder(root / "NWPU-RESISC45", loader=Path)).split(20)
 
 
-def retinopathy(root: Path) -> Parts:
+def read_retinopathy(root: Path) -> Parts:
     """Return Kaggle's training images, and those of its public and private leaderboard as validation and test."""
     folder = root / "diabetic-retinopathy-detection"
 
@@ -371,12 +373,12 @@ _NORB_PARTS = {"training": "46789", "testing": "01235"}
 _NORB_TYPES = {507333717: np.dtype("u1"), 507333716: np.dtype("<i4")}
 
 
-def bin_of(value: float, lower_ends: Sequence[float]) -> int:
+def find_bin(value: float, lower_ends: Sequence[float]) -> int:
     """Return the bin of a value; lower bounds are exclusive."""
     return int(np.searchsorted(lower_ends, value, side="left")) - 1
 
 
-def clevr_count(root: Path) -> Parts:
+def read_clevr_count(root: Path) -> Parts:
     """Return the images of CLEVR by their number of objects, 3 to 10."""
 
     def part(split: str) -> ImageFiles:
@@ -386,7 +388,7 @@ def clevr_count(root: Path) -> Parts:
     return Parts(part("train"), None, part("val"))
 
 
-def clevr_distance(root: Path) -> Parts:
+def read_clevr_distance(root: Path) -> Parts:
     """Return the images of CLEVR by the distance of the closest object."""
 
     def part(split: str) -> ImageFiles:
@@ -394,23 +396,23 @@ def clevr_distance(root: Path) -> Parts:
         path = root / "clevr" / "CLEVR_v1.0" / "scenes" / f"CLEVR_{split}_scenes.json"
         scenes: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["scenes"]
         depth = {scene["image_filename"]: min(item["pixel_coords"][2] for item in scene["objects"]) for scene in scenes}
-        return ImageFiles(files, [bin_of(depth[file.name], CLEVR_DEPTHS) for file in files])
+        return ImageFiles(files, [find_bin(depth[file.name], CLEVR_DEPTHS) for file in files])
 
     return Parts(part("train"), None, part("val"))
 
 
-def dmlab(root: Path) -> Parts:
+def read_dmlab(root: Path) -> Parts:
     return Parts(*(RecordedImages(root / "dmlab", f"dmlab-{split}") for split in ("train", "validation", "test")))
 
 
-def dsprites(root: Path, factor: int) -> Parts:
+def read_dsprites(root: Path, factor: int) -> Parts:
     """Return the images of dSprites by one factor, with 10% as test images."""
     images = DSprites(root / "dsprites", factor, num_classes=16)
     test, train = cut_rows(len(images), len(images) - len(images) * 80 // 100 - len(images) * 10 // 100)
     return Parts(Subset(images, train.tolist()), None, Subset(images, test.tolist()))
 
 
-def kitti(root: Path) -> Parts:
+def read_kitti(root: Path) -> Parts:
     """Return the images of KITTI by the distance of the closest vehicle: below 8 m, below 20 m, farther, none.
 
     The splits are those of TensorFlow Datasets, which keep all frames of a drive in one split; `mapping` of the
@@ -423,16 +425,16 @@ def kitti(root: Path) -> Parts:
     for row, file in enumerate(data.images):
         image, objects = data[row]
         image.close()
-        pairs.append((Path(file), closest_vehicle(objects)))
+        pairs.append((Path(file), classify_closest_vehicle(objects)))
     pairs.sort()
     images = ImageFiles([file for file, _ in pairs], [label for _, label in pairs])
     return Parts(*(images.select(rows) for rows in _split_drives(root / "Kitti" / "raw" / "mapping", len(images))))
 
 
-def closest_vehicle(objects: Sequence[Mapping[str, Any]]) -> int:
+def classify_closest_vehicle(objects: Sequence[Mapping[str, Any]]) -> int:
     """Return the class of an image, 0 to 3, from the objects of its label file."""
     meters = [float(entry["location"][2]) for entry in objects if entry["type"] in _VEHICLES]
-    return bin_of(min(meters, default=_NO_VEHICLE), KITTI_METRES)
+    return find_bin(min(meters, default=_NO_VEHICLE), KITTI_METRES)
 
 
 def _split_drives(mapping: Path, total: int) -> tuple[list[int], list[int], list[int]]:
@@ -442,7 +444,8 @@ def _split_drives(mapping: Path, total: int) -> tuple[list[int], list[int], list
     if len(numbers) != total:
         raise ValueError(f"train_rand.txt lists {len(numbers):,} images, but there are {total:,}")
     drive_of = [lines[number].split()[1] for number in numbers]
-    drives, random = sorted(set(drive_of)), np.random.RandomState(123)
+    drives = sorted(set(drive_of))
+    random = np.random.RandomState(123)
     tenth = max(1, len(drives) // 10)
     test: set[str] = set(random.choice(drives, tenth, replace=False).tolist())
     validation: set[str] = set(random.choice(sorted(set(drives) - test), tenth, replace=False).tolist())
@@ -472,7 +475,7 @@ class NorbImages(Dataset[tuple[Image.Image, int]]):
         return Image.fromarray(np.array(self.pixels[index])), int(self.labels[index])
 
 
-def small_norb(root: Path, column: int, unit: int) -> Parts:
+def read_small_norb(root: Path, column: int, unit: int) -> Parts:
     """Return the images of small NORB by a column of their info files, divided by `unit`."""
     train = NorbImages(root / "smallnorb", "training", column, unit)
     testing = NorbImages(root / "smallnorb", "testing", column, unit)
@@ -533,34 +536,34 @@ _KITTI = (
 _NORB_FILES = "smallnorb-5x...-dat.mat and -info.mat, unpacked (cs.nyu.edu/~ylclab/data/norb-v1.0-small)"
 TASKS = (
     Task("Caltech101", "natural", 102, 6084, "caltech101",
-         "101_ObjectCategories/ (data.caltech.edu/records/mzrjq-6wc02)", caltech101),
+         "101_ObjectCategories/ (data.caltech.edu/records/mzrjq-6wc02)", read_caltech101),
     Task("CIFAR-100", "natural", 100, 10_000, "cifar-100-python",
-         "train, test and meta (cs.toronto.edu/~kriz/cifar-100-python.tar.gz)", cifar100),
+         "train, test and meta (cs.toronto.edu/~kriz/cifar-100-python.tar.gz)", read_cifar100),
     Task("DTD", "natural", 47, 1880, "dtd",
-         "dtd/ with images/ and labels/ (robots.ox.ac.uk/~vgg/data/dtd)", partial(published, dataset=DTD)),
-    Task("Flowers102", "natural", 102, 6149, "flowers-102", _FLOWERS, partial(published, dataset=Flowers102)),
+         "dtd/ with images/ and labels/ (robots.ox.ac.uk/~vgg/data/dtd)", partial(read_published, dataset=DTD)),
+    Task("Flowers102", "natural", 102, 6149, "flowers-102", _FLOWERS, partial(read_published, dataset=Flowers102)),
     Task("Pets", "natural", 37, 3669, "oxford-iiit-pet",
-         "images/ and annotations/ (robots.ox.ac.uk/~vgg/data/pets)", pets),
+         "images/ and annotations/ (robots.ox.ac.uk/~vgg/data/pets)", read_pets),
     Task("Sun397", "natural", 397, 21_750, "SUN397",
-         "a/ to z/ and ClassName.txt (vision.princeton.edu/projects/2010/SUN)", sun397),
+         "a/ to z/ and ClassName.txt (vision.princeton.edu/projects/2010/SUN)", read_sun397),
     Task("SVHN", "natural", 10, 26_032, "svhn",
-         "train_32x32.mat and test_32x32.mat (ufldl.stanford.edu/housenumbers)", svhn),
+         "train_32x32.mat and test_32x32.mat (ufldl.stanford.edu/housenumbers)", read_svhn),
     Task("Camelyon", "specialized", 2, 32_768, "pcam",
          "camelyonpatch_level_2_split_*.h5 (github.com/basveeling/pcam) and pip install 'hf-vit[vtab]'",
-         camelyon),
-    Task("EuroSAT", "specialized", 10, 5400, "eurosat", "2750/ (github.com/phelber/eurosat, RGB)", eurosat),
+         read_camelyon),
+    Task("EuroSAT", "specialized", 10, 5400, "eurosat", "2750/ (github.com/phelber/eurosat, RGB)", read_eurosat),
     Task("Resisc45", "specialized", 45, 6300, "NWPU-RESISC45",
-         "a folder a class (NWPU-RESISC45.rar of its authors)", resisc45),
+         "a folder a class (NWPU-RESISC45.rar of its authors)", read_resisc45),
     Task("Retinopathy", "specialized", 5, 42_670, "diabetic-retinopathy-detection", _RETINOPATHY,
-         retinopathy),
-    Task("Clevr-Count", "structured", 8, 15_000, "clevr", _CLEVR, clevr_count),
-    Task("Clevr-Dist", "structured", 6, 15_000, "clevr", _CLEVR, clevr_distance),
-    Task("DMLab", "structured", 6, 22_735, "dmlab", _DMLAB, dmlab),
-    Task("dSpr-Loc", "structured", 16, 73_728, "dsprites", _DSPRITES, partial(dsprites, factor=4)),
-    Task("dSpr-Ori", "structured", 16, 73_728, "dsprites", _DSPRITES, partial(dsprites, factor=3)),
-    Task("KITTI-Dist", "structured", 4, 711, "Kitti", _KITTI, kitti),
-    Task("sNORB-Azim", "structured", 18, 12_150, "smallnorb", _NORB_FILES, partial(small_norb, column=2, unit=2)),
-    Task("sNORB-Elev", "structured", 9, 12_150, "smallnorb", _NORB_FILES, partial(small_norb, column=1, unit=1)),
+         read_retinopathy),
+    Task("Clevr-Count", "structured", 8, 15_000, "clevr", _CLEVR, read_clevr_count),
+    Task("Clevr-Dist", "structured", 6, 15_000, "clevr", _CLEVR, read_clevr_distance),
+    Task("DMLab", "structured", 6, 22_735, "dmlab", _DMLAB, read_dmlab),
+    Task("dSpr-Loc", "structured", 16, 73_728, "dsprites", _DSPRITES, partial(read_dsprites, factor=4)),
+    Task("dSpr-Ori", "structured", 16, 73_728, "dsprites", _DSPRITES, partial(read_dsprites, factor=3)),
+    Task("KITTI-Dist", "structured", 4, 711, "Kitti", _KITTI, read_kitti),
+    Task("sNORB-Azim", "structured", 18, 12_150, "smallnorb", _NORB_FILES, partial(read_small_norb, column=2, unit=2)),
+    Task("sNORB-Elev", "structured", 9, 12_150, "smallnorb", _NORB_FILES, partial(read_small_norb, column=1, unit=1)),
 )  # fmt: skip
 
 # Accuracy of fine-tuned models in percent, in the order of `TASKS`. ViT: arXiv 2010.11929, table 9; ResNet-50: the
@@ -620,7 +623,7 @@ def load_vtab(root: str | os.PathLike[str], seed: int = 0) -> VtabData:
     test = datasets.concatenate_datasets([cast(datasets.Dataset, task.split("test")) for task in tasks.values()])
     return VtabData(
         name=f"VTAB-1k ({folder.resolve().name})",
-        fingerprint=states_fingerprint({name: task.fingerprint for name, task in tasks.items()}),
+        fingerprint=hash_states({name: task.fingerprint for name, task in tasks.items()}),
         splits={"test": test},
         label_names=[],
         notes=[f"{len(missing)} of {len(TASKS)} tasks are missing: {', '.join(missing)}"] if missing else [],
@@ -638,7 +641,7 @@ def _open_task(task: Task, root: Path, seed: int) -> ImageData:
     except UserError:
         raise
     except _UNREADABLE as error:
-        reason = first_line(error).split(". You")[0]  # without torchvision's own remedy, which is to download
+        reason = get_first_line(error).split(". You")[0]  # without torchvision's own remedy, which is to download
         raise UserError(f"{problem}, but it cannot be read ({reason}); download the task again") from error
     if len(parts.test) != task.num_test:
         raise UserError(
@@ -675,7 +678,7 @@ def _open_task(task: Task, root: Path, seed: int) -> ImageData:
     states = {path.relative_to(root).as_posix(): f"{path.stat().st_size}" for path in files}
     return ImageData(
         task.name,
-        states_fingerprint(states),
+        hash_states(states),
         {  # images are read when a row is accessed
             split: datasets.Dataset.from_dict({"row": rows.tolist()}).with_transform(partial(_read, images))
             for split, (images, rows) in splits.items()
@@ -716,16 +719,16 @@ class VtabResult(ProtocolResult):
     missing: list[str]
     unfinished: int
 
-    def means(self) -> dict[str, float]:
+    def compute_means(self) -> dict[str, float]:
         """Return the mean accuracy of every complete group of tasks."""
         return group_means(self.accuracy)
 
     def values(self) -> dict[str, Any]:
         adaptation = "logistic regression on frozen features"
-        return {"adaptation": adaptation, **super().values(), "means": self.means()}
+        return {"adaptation": adaptation, **super().values(), "means": self.compute_means()}
 
     def headline(self) -> dict[str, float]:
-        fractions = self.means() or self.accuracy
+        fractions = self.compute_means() or self.accuracy
         return {f"VTAB-1k linear probe accuracy, {name}": value for name, value in fractions.items()}
 
     def tables(self, judged: str) -> list[Table]:
@@ -778,10 +781,9 @@ def vtab(examination: Examination, *, strengths: Sequence[float] = STRENGTHS) ->
         if len(np.unique(labels)) < 2:
             raise UserError(f"all training images drawn of {name} have the same class; choose another --seed")
         probes = [Probe.fit(train_features, labels, strength) for strength in sorted(strengths)]
-        best = best_probe(probes, validation_features, classes)
+        best = choose_best_probe(probes, validation_features, classes)
         all_features = np.concatenate([train_features, validation_features])
-        all_labels = np.concatenate([labels, classes])
-        final_probe = Probe.fit(all_features, all_labels, best.strength)
+        final_probe = Probe.fit(all_features, np.concatenate([labels, classes]), best.strength)
         test_features, truth = task_examination.features("test")
         accuracy[name] = final_probe.score(test_features, truth)
         strengths_by_task[name] = best.strength

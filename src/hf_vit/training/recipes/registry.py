@@ -19,7 +19,7 @@ __all__ = ["OVERRIDABLE", "RECIPES", "Recipe", "find_recipe"]
 RECIPES: dict[str, Recipe] = {}
 
 
-def _recipe(name: str, source: str, summary: str, *groups: dict[str, Any]) -> None:
+def _add_recipe(name: str, source: str, summary: str, *groups: dict[str, Any]) -> None:
     """Add a recipe to the table."""
     values = {key: value for group in groups for key, value in group.items()}
     augmentation = {key: values.pop(key) for key in list(values) if key in AugmentationConfig.__dataclass_fields__}
@@ -37,13 +37,13 @@ _SMALL: dict[str, Any] = dict(
     **dict(warmup=0.1, epochs=30, batch_size=64, patience=10, **_HALF_CROP),
 )
 
-_recipe(
+_add_recipe(
     "default-small",
     "this package; weight decay and label smoothing as DeiT's (arXiv 2012.12877, table 9)",
     "a few hundred to some ten thousand images, from scratch or from a checkpoint, on one machine",
     _SMALL,
 )
-_recipe(
+_add_recipe(
     "small-data",
     "this package: chosen on validation images, three seeds (benchmarks/small_data.py); "
     "weight decay and label smoothing as DeiT's (arXiv 2012.12877, table 9)",
@@ -52,7 +52,7 @@ _recipe(
     dict(warmup=0.1, epochs=100, batch_size=64, label_smoothing=0.1, average_decay=0.99),
     dict(random_resized_crop=(0.6, 1.0), rotation_degrees=10.0),
 )
-_recipe(
+_add_recipe(
     "digits",
     "this package: chosen on the validation split of the digits, over several seeds",
     "the 1,797 digits at 16x16 px, from scratch in a minute",
@@ -60,7 +60,7 @@ _recipe(
     dict(warmup=0.1, epochs=80, batch_size=64),
     dict(shift_px=1.6, rotation_degrees=10, shear_degrees=5, zoom=0.1),
 )
-_recipe(
+_add_recipe(
     "digits-hybrid",
     "this package: chosen by cross-validation on the digits' training and validation images",
     "the 1,797 digits at 32x32 px for a small hybrid, from scratch in a minute (hf-vit demo)",
@@ -68,7 +68,7 @@ _recipe(
     dict(warmup=0.1, epochs=80, batch_size=128, evaluations=4),
     dict(shift_px=4.5, rotation_degrees=15, shear_degrees=10, zoom=0.15),
 )
-_recipe(
+_add_recipe(
     "pretrain-small",
     "this package; Adam and cosine as arXiv 2010.11929, appendix B.1.2",
     "masked or next patch prediction on a few thousand images, on one machine (hf-vit pretrain)",
@@ -76,7 +76,7 @@ _recipe(
     dict(warmup=0.1, epochs=100, batch_size=64, evaluations=10),
     _HALF_CROP,
 )
-_recipe(
+_add_recipe(
     "contrastive-small",
     "this package; weight decay and crop as MoCo v3's",
     "momentum contrast on a few thousand images, on one machine (hf-vit pretrain)",
@@ -97,7 +97,7 @@ _PX_224 = dict(image_size=(224, 224))
 _FINE_TUNING = dict(optimizer="sgd", momentum=0.9, batch_size=512, warmup=500, image_size=(384, 384), **_VIT_CROP)
 _WARM_UP = "warm-up, crop and flip as the original code's defaults"
 _SMALL_GRID = (0.001, 0.003, 0.01, 0.03)
-_recipe(
+_add_recipe(
     "vit-finetune",
     f"{_VIT}, table 4 (VTAB row: 2,500 steps, rate .01; the grid is that of CIFAR, Pets and Flowers) and section "
     f"4.1; {_WARM_UP}",
@@ -111,7 +111,7 @@ for _name, _row, _steps, _grid, _dev in (
     ("vit-finetune-cifar", "CIFAR-10 and CIFAR-100", 10_000, _SMALL_GRID, "2%"),
     ("vit-finetune-pets", "Oxford-IIIT Pets and Flowers-102", 500, _SMALL_GRID, "10%"),
 ):
-    _recipe(
+    _add_recipe(
         _name,
         f"{_VIT}, table 4, row {_row}, and section B.1.1 (there {_dev} of the training images are the dev split that "
         f"--lr-sweep chooses on); {_WARM_UP}"
@@ -120,7 +120,7 @@ for _name, _row, _steps, _grid, _dev in (
         _FINE_TUNING,
         dict(steps=_steps, warmup=min(500, _steps // 5), learning_rate=0.01, learning_rates=_grid),
     )
-_recipe(
+_add_recipe(
     "vit-finetune-imagenet-512",
     f"{_VIT}, table 4, row ImageNet; 512 px and Polyak averaging 0.9999: section 4.1; {_WARM_UP}",
     "the same as in table 2: 512 px (ViT-H/14: 518) and averaged weights",
@@ -128,7 +128,7 @@ _recipe(
     dict(steps=20_000, learning_rate=0.01, learning_rates=_IMAGENET_GRID),
     dict(image_size=(512, 512), average_decay=0.9999),
 )
-_recipe(
+_add_recipe(
     "vit-jax",
     "github.com/google-research/vision_transformer, vit_jax/configs/common.py (defaults; steps: preset of CIFAR)",
     "the defaults of the original code",
@@ -152,7 +152,7 @@ for _name, _row, _epochs, _rate, _schedule, _decay, _dropout, _remark in (
     ("vit-i21k-l", "ViT-L/{16,32}, ImageNet-21k", 90, 1e-3, "linear", 0.03, 0.1, "; 30 epochs in the shorter run"),
     ("vit-i1k", "ViT-*, ImageNet", 300, 3e-3, "cosine", 0.3, 0.1, "; gradients clipped at 1"),
 ):
-    _recipe(
+    _add_recipe(
         _name,
         f"{_VIT}, table 3 and its caption, row {_row}{_remark}; {_AS_CODE}",
         f"the paper's pre-training: {_row}",
@@ -174,7 +174,7 @@ for _level, _mixup, _magnitude in (
 ):
     _policy = None if _magnitude is None else f"rand-m{_magnitude}-n2-p1-mmax20"
     for _rate in (0.0, 0.1):
-        _recipe(
+        _add_recipe(
             f"augreg-{_level}" + ("-dropout" if _rate else ""),
             f"arXiv 2106.10270, sections 3.3 and 3.4, level {_level}, dropout and stochastic depth {_rate:g} "
             "(weight decay .1; the paper's other is .03); rate, loss and level: big_vision's configs of the paper; "
@@ -184,7 +184,7 @@ for _level, _mixup, _magnitude in (
             dict(warmup=10_000, epochs=300, batch_size=4096),
             dict(mixup_alpha=_mixup, auto_augment=_policy, **_PX_224, **_VIT_CROP),
         )
-_recipe(
+_add_recipe(
     "better-vit",
     "arXiv 2205.01580, section 2, and big_vision's vit_s16_i1k.py (90 epochs, 300 in the longer run): its decay "
     "of 1e-4 is not multiplied by the rate of 1e-3, AdamW's .1 is; a linear head, which the paper finds good enough; "
@@ -195,7 +195,7 @@ _recipe(
     dict(architecture={"pooling": "gap", "position_embedding": "sincos_2d"}),
     dict(auto_augment="rand-m10-n2-p1-mmax20", mixup_alpha=0.2, **_PX_224, **_VIT_CROP),
 )
-_recipe(
+_add_recipe(
     "vit-self-supervised",
     f"{_VIT}, appendix B.1.2; {_AS_CODE}",
     "the paper's masked patch prediction; its ViT-B/16 reached 79.9% on ImageNet after fine-tuning",
@@ -208,7 +208,7 @@ _recipe(
 _RAND_9 = "rand-m9-mstd0.5-inc1"  # RandAugment 9/0.5 in the tables
 _MIXED = dict(horizontal_flip=0.5, auto_augment=_RAND_9, mixup_alpha=0.8, cutmix_alpha=1.0)
 _CROP = dict(random_resized_crop=(0.08, 1.0))
-_recipe(
+_add_recipe(
     "deit",
     "arXiv 2012.12877, table 9, column DeiT-B (rate 5e-4 x batch / 512, 5 epochs of warm-up); last rate and "
     "three copies of repeated augmentation: its code, whose warm-up begins at 1e-6 and whose average of the weights "
@@ -224,7 +224,7 @@ for _name, _epochs, _rate, _decay, _smoothing, _drop_path, _side, _magnitude, _m
     ("a2", 300, 5e-3, 0.02, 0.0, 0.05, 224, 7, 0.1, "79.8%"),
     ("a3", 100, 8e-3, 0.02, 0.0, 0.0, 160, 6, 0.1, "78.1%"),
 ):
-    _recipe(
+    _add_recipe(
         f"rsb-{_name}",
         f"arXiv 2110.00476, table 2, column {_name.upper()}; threshold .2: timm's configurations"
         + ("" if _name == "a3" else "; three copies of repeated augmentation, as DeiT's code"),
@@ -235,7 +235,7 @@ for _name, _epochs, _rate, _decay, _smoothing, _drop_path, _side, _magnitude, _m
         dict(auto_augment=f"rand-m{_magnitude}-mstd0.5-inc1", mixup_alpha=_mixup, cutmix_alpha=1.0),
         dict(horizontal_flip=0.5, **_CROP),
     )
-_recipe(
+_add_recipe(
     "lion",
     "arXiv 2302.06675, section 5: a rate 3 to 10 times smaller and a decay as much larger than AdamW's, here 5 "
     "times those of default-small, whose other values these are; betas: algorithm 2",
@@ -260,7 +260,7 @@ for _name, _source, _summary, _values in (
         dict(label_smoothing=0.0),
     ),
 ):
-    _recipe(
+    _add_recipe(
         _name,
         f"{_source}; the other values: default-small's, as the source's are of EfficientNets on ImageNet",
         f"{_summary} on a few thousand images, on one machine (--self-training {_name})",
@@ -268,7 +268,7 @@ for _name, _source, _summary, _values in (
         _values,
         dict(randaugment=(2, 30)),
     )
-_recipe(
+_add_recipe(
     "muon",
     "arXiv 2502.16982, sections 2.2 and 3: momentum .95, AdamW's rate and decay kept, here those of "
     "default-small, whose other values these are; timm moves the patch projection and the head likewise",
@@ -288,7 +288,7 @@ _DEIT_3: dict[str, Any] = dict(
 )
 _THREE_AUGMENT = dict(horizontal_flip=0.5, auto_augment="3a", color_jitter=0.3, cutmix_alpha=1.0)
 _SIMPLE_CROP = dict(random_crop=4, **_PX_224, **_THREE_AUGMENT)
-_recipe(
+_add_recipe(
     "deit3",
     f"{_DEIT_3_SOURCE} for ViT-B: ImageNet at 192 px, which deit3-resolution takes to 224 px",
     "DeiT III: ImageNet from scratch, 83.8% with a ViT-B/16 there",
@@ -296,7 +296,7 @@ _recipe(
     dict(warmup=5 / 800, epochs=800, repeated_augmentation=3, image_size=(192, 192)),
     dict(mixup_alpha=0.8, **_CROP, **_THREE_AUGMENT),
 )
-_recipe(
+_add_recipe(
     "deit3-resolution",
     f"{_DEIT_3_SOURCE} for ViT-B at 224 px after 192 px",
     "DeiT III: the last 20 epochs at a higher resolution",
@@ -304,7 +304,7 @@ _recipe(
     dict(warmup=5 / 20, epochs=20, batch_size=512, drop_path=0.2),
     _PX_224 | _CROP | _MIXED,
 )
-_recipe(
+_add_recipe(
     "deit3-i21k",
     f"{_DEIT_3_SOURCE} for ViT-B on ImageNet-21k",
     "DeiT III: pre-training on ImageNet-21k, with simple random crops",
@@ -312,7 +312,7 @@ _recipe(
     dict(warmup=5 / 240, epochs=240),
     _SIMPLE_CROP,
 )
-_recipe(
+_add_recipe(
     "deit3-finetune",
     f"{_DEIT_3_SOURCE} for ViT-B on ImageNet after ImageNet-21k",
     "DeiT III: fine-tuning after deit3-i21k, 85.7% with a ViT-B/16 there",
@@ -328,7 +328,7 @@ _VIT5_SOURCE = (
 _VIT5: dict[str, Any] = dict(
     **dict(dropout=0.0, min_learning_rate=1e-5, drop_path=0.05, average_decay=0.99996, **_PX_224, **_CROP)
 )
-_recipe(
+_add_recipe(
     "vit5",
     f"{_VIT5_SOURCE}; targets above 0 become 1: its engine.py; clipping: the default of apex's FusedLAMB; there all "
     "layers have the drop path's rate",
@@ -337,7 +337,7 @@ _recipe(
     dict(loss="bce", bce_threshold=0.0, warmup=5 / 800, epochs=800, repeated_augmentation=3),
     dict(mixup_alpha=0.8, **_THREE_AUGMENT),
 )
-_recipe(
+_add_recipe(
     "vit5-finetune",
     f"{_VIT5_SOURCE}, as are warm-up and mixing",
     "ViT-5: fine-tuning from vit5",
@@ -345,7 +345,7 @@ _recipe(
     dict(warmup=5 / 20, epochs=20, batch_size=512),
     _MIXED,
 )
-_recipe(
+_add_recipe(
     "mae-finetune",
     "arXiv 2111.06377, table 9, ViT-B (rate 1e-3 x batch / 256; ViT-L and H: 50 epochs, drop path .1 and .2); "
     "crop and flip: its code",
@@ -354,7 +354,7 @@ _recipe(
     dict(warmup=5 / 100, epochs=100, batch_size=1024),
     _PX_224 | _CROP | _MIXED,
 )
-_recipe(
+_add_recipe(
     "cct-cifar",
     "arXiv 2104.05704 and its code's cct_7-3x1_cifar10_300epochs.yml, without the 10 epochs at the last rate "
     "and the end of mixing after epoch 175, with a warm-up from 0 instead of 1e-5; drop path: its models' default",
@@ -363,7 +363,7 @@ _recipe(
     dict(warmup=10 / 300, min_learning_rate=1e-5, epochs=300, batch_size=128),
     dict(image_size=(32, 32), random_resized_crop=(0.8, 1.0), **_MIXED),
 )
-_recipe(
+_add_recipe(
     "moco-v3",
     "arXiv 2104.02057, section 4 (rate 1.5e-4 x batch / 256, 40 of 300 epochs of warm-up) and its code, "
     "which decays biases and norms as well",
@@ -376,7 +376,7 @@ _recipe(
 # --- segmentation and detection ---
 
 for _task, _target, _evaluations in (("segmentation", "masks", 10), ("detection", "boxes", 5)):
-    _recipe(
+    _add_recipe(
         f"{_task}-small",
         "this package: customary values, not tuned; on generated scenes benchmarks/dense.py "
         "takes Muon, at rates chosen on their validation split",
@@ -389,7 +389,7 @@ for _task, _target, _evaluations in (("segmentation", "masks", 10), ("detection"
 _ADE20K = dict(image_size=(512, 512), scale_jitter=(0.5, 2.0), horizontal_flip=0.5, color_jitter=0.5)
 _COCO = dict(scale_jitter=(0.6, 1.0), horizontal_flip=0.5)
 _COOLS_DOWN = dict(schedule="warmup_stable_decay")
-_recipe(
+_add_recipe(
     "segmenter-ade20k",
     "arXiv 2105.05633, section 4.1, and its code's config.yml and train.py: polynomial decay of power .9 to "
     "1e-5, here linear to 0; the 64 epochs are 160,000 steps",
@@ -398,7 +398,7 @@ _recipe(
     dict(epochs=64, batch_size=8),
     _ADE20K,
 )
-_recipe(
+_add_recipe(
     "upernet-ade20k",
     "BEiT's code (arXiv 2106.08254), upernet_beit_base_12_512_slide_160k_ade20k_pt2ft.py",
     "UperNet on a ViT-B: ADE20K at 512 px from a checkpoint",
@@ -406,7 +406,7 @@ _recipe(
     dict(warmup=1500, steps=160_000, batch_size=16),
     _ADE20K,
 )
-_recipe(
+_add_recipe(
     "mask2former-ade20k",
     "arXiv 2112.01527, section 4.1, and its code's Base-ADE20K-SemanticSegmentation.yaml: polynomial decay "
     "of power .9, here linear",
@@ -415,7 +415,7 @@ _recipe(
     dict(steps=160_000, batch_size=16),
     _ADE20K,
 )
-_recipe(
+_add_recipe(
     "vitdet-coco",
     "arXiv 2203.16527, appendix A.2, and detectron2's mask_rcnn_vitdet_b_100ep.py: steps down after 163,889 "
     "and 177,546 of 184,375",
@@ -424,7 +424,7 @@ _recipe(
     dict(warmup=250, cooldown=20_486, steps=184_375, batch_size=64, **_COOLS_DOWN),
     dict(image_size=(1024, 1024), scale_jitter=(0.1, 2.0), horizontal_flip=0.5),
 )
-_recipe(
+_add_recipe(
     "mask-rcnn-coco",
     "torchvision's references/detection/train.py (8 devices of 2 images; steps down after 16 and 22 of 26 "
     "epochs) and engine.py (1,000 steps of warm-up)",
@@ -433,7 +433,7 @@ _recipe(
     dict(warmup=1000, cooldown=10 / 26, epochs=26, batch_size=16, **_COOLS_DOWN),
     dict(horizontal_flip=0.5),
 )
-_recipe(
+_add_recipe(
     "detr-coco",
     "arXiv 2005.12872, section 4 and appendix A.4, and its code's main.py: a step down after 200 of 300 "
     "epochs; a shorter side of 480 to 800 px, without the crops",
@@ -442,7 +442,7 @@ _recipe(
     dict(cooldown=1 / 3, epochs=300, batch_size=64, **_COOLS_DOWN),
     _COCO,
 )
-_recipe(
+_add_recipe(
     "deformable-detr-coco",
     "arXiv 2010.04159, section 5, and its code's main.py: a step down after 40 of 50 epochs; images as DETR's",
     "Deformable DETR: COCO",

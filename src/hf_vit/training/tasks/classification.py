@@ -36,7 +36,7 @@ class ClassifierTask(MeasuredTask):
     def protocol(self, data: ImageData) -> str:
         return "multi-label" if data.multi_label else "top1"
 
-    def collator(self, run: Run) -> ImageCollator:
+    def make_collator(self, run: Run) -> ImageCollator:
         """Return the collator, which mixes images as the recipe says and pads images of different shapes."""
         augmentation = run.recipe.augmentation
         mixing = augmentation.mixup_alpha, augmentation.cutmix_alpha
@@ -66,7 +66,8 @@ class ClassifierTask(MeasuredTask):
 
     def values(self, run: Run, result: FinetuneResult, shared: dict[str, Any]) -> dict[str, Any]:
         """Add what the record says about the head, and the accuracy of guessing."""
-        values, keeps_head = super().values(run, result, shared), _keeps_head(run)
+        values = super().values(run, result, shared)
+        keeps_head = _keeps_head(run)
         head_bias = None if keeps_head else run.recipe.initial_head_bias(len(run.data.label_names))
         values["recipe"] |= {"new_head": not keeps_head, "head_bias": head_bias}
         if run.data.multi_label:
@@ -124,10 +125,10 @@ class Classification(ClassifierTask):
             )
         return build_for_classes(start, recipe, own_shapes=True, problem_type="multi_label_classification")
 
-    def transforms(self, run: Run) -> tuple[Any, Any]:
+    def make_transforms(self, run: Run) -> tuple[Any, Any]:
         """Return the transforms of training and evaluation; they keep the shape of images if the processor does."""
         if not keeps_shapes(run.processor):
-            return super().transforms(run)
+            return super().make_transforms(run)
         own = run.processor, run.config.patch_stride
         training = OwnShapeTrainTransform(*own, run.recipe.augmentation, run.options.seed)
         return training, OwnShapeEvalTransform(*own)
@@ -141,7 +142,8 @@ def build_for_classes(
     With `own_shapes` a processor that keeps the shape of images does so, unless another size is requested. `fields` of
     the configuration have precedence over the recipe's architecture, which applies to new weights only.
     """
-    source, label_names = start.source, start.data.label_names
+    source = start.source
+    label_names = start.data.label_names
     if not source.has_weights:
         if missing := [name for name in recipe.architecture if not hasattr(source.config, name)]:
             raise UserError(

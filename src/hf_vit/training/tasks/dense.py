@@ -20,7 +20,7 @@ from hf_vit.conversion.loading import Source
 from hf_vit.data import ImageData, dense_collator, dense_transforms
 from hf_vit.data.annotations import IGNORED
 from hf_vit.data.transforms import refuse_image_only
-from hf_vit.errors import UserError, strict_reason
+from hf_vit.errors import UserError, get_strict_reason
 from hf_vit.evaluation.protocols.dense import (
     DetectionMeter,
     DetectionResult,
@@ -29,8 +29,8 @@ from hf_vit.evaluation.protocols.dense import (
     require_metrics,
 )
 from hf_vit.families import DENSE_HEADS, DenseHead, DenseTask
-from hf_vit.loading.outputs import class_maps, detections
-from hf_vit.loading.start import build_model, build_processor, dense_model, find_backbone
+from hf_vit.loading.outputs import compute_class_maps, compute_detections
+from hf_vit.loading.start import build_model, build_processor, find_backbone, load_dense_model
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_mixer import HfMixerConfig
 from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
@@ -95,7 +95,7 @@ def build_dense_model(
     kind = DENSE_HEADS.get(head)
     if kind is None:
         raise UserError(f"--head {head} is unknown; choose one of {', '.join(DENSE_HEADS)}")
-    checkpoint = dense_model(source) if source.dense_head is kind else None
+    checkpoint = load_dense_model(source) if source.dense_head is kind else None
     maps = {} if checkpoint is not None else _make_map_fields(source, head)
     maps |= {} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width}
     rates = {"dropout": backbone_dropout, "drop_path": drop_path}
@@ -118,7 +118,7 @@ def build_dense_model(
         )
         model = getattr(transformers, kind.auto_class).from_config(config, dtype=torch.float32)
     except (StrictDataclassError, ValueError) as error:
-        reason = strict_reason(error) if isinstance(error, StrictDataclassError) else error
+        reason = get_strict_reason(error) if isinstance(error, StrictDataclassError) else error
         raise UserError(f"{source.name} cannot be the backbone of the head '{head}': {reason}") from error
     if checkpoint is not None:
         _load_head(model, checkpoint, source.name)
@@ -133,7 +133,8 @@ def make_model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[
     or per image a dictionary of "boxes" [n, 4] (x1, y1, x2, y2 in px), "class_labels" [n] and possibly "masks" and
     "iscrowd" [n]. DETRs do not learn crowds.
     """
-    pixel_values, labels = batch["pixel_values"], batch.get("labels")
+    pixel_values = batch["pixel_values"]
+    labels = batch.get("labels")
     if labels is None:
         return {"pixel_values": pixel_values}
     config: Any = model.config
@@ -168,7 +169,7 @@ def _make_map_fields(source: Source, head: str) -> dict[str, Any]:
     strides = _HEADS[head].strides
     if isinstance(config, HfResNetBaseConfig):
         stages = range(1, len(config.stage_depths) + 1)
-        matching = [f"stage{stage}" for stage in stages if _stage_stride(stage) in strides]
+        matching = [f"stage{stage}" for stage in stages if _compute_stage_stride(stage) in strides]
         out_features = matching or [f"stage{stage}" for stage in stages]
         _require_maps(source, head, len(out_features))
         return {"out_features": out_features if strides or head == "linear" else None}
@@ -178,13 +179,13 @@ def _make_map_fields(source: Source, head: str) -> dict[str, Any]:
         return last_map
     last_map |= {"use_feature_pyramid": False, "reshape_hidden_states": True, "apply_layernorm": True}
     if isinstance(config, HfHybridViTConfig):
-        stages = [stage for stage in range(1, len(config.stage_depths) + 1) if _stage_stride(stage) in strides]
+        stages = [stage for stage in range(1, len(config.stage_depths) + 1) if _compute_stage_stride(stage) in strides]
         _require_maps(source, head, len(stages) + 1)
         return last_map | {"stem_stages": tuple(stages)}
     return last_map | ({"use_feature_pyramid": True, "pyramid_strides": strides} if strides else {})
 
 
-def _stage_stride(stage: int) -> int:
+def _compute_stage_stride(stage: int) -> int:
     """Return the stride of a ResNet's stage 1, 2, ... in px; each stage halves the map of the one before."""
     return 4 * 2 ** (stage - 1)
 
@@ -304,14 +305,15 @@ class DenseTrainer(HfViTTrainer):
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
         """Return the batches of this process; every image is in one process."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        size, world = self.args.eval_batch_size, self.args.world_size
+        size = self.args.eval_batch_size
         batches = [range(start, min(start + size, len(dataset))) for start in range(0, len(dataset), size)]
-        process_batches: Any = batches[self.args.process_index :: world]
+        process_batches: Any = batches[self.args.process_index :: self.args.world_size]
         return DataLoader(dataset, batch_sampler=process_batches, collate_fn=self.data_collator)
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate as transformers does, with the metrics of the judge, and the loss if the model has one."""
-        self._judge, self._losses = self.new_judge(), list[tuple[float, int]]()
+        self._judge = self.new_judge()
+        self._losses = list[tuple[float, int]]()
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         images_per_round = self.args.eval_batch_size * self.args.world_size
         num_images = len(cast(Any, dataloader.dataset))
@@ -326,7 +328,8 @@ class DenseTrainer(HfViTTrainer):
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Add a batch to the metrics of the judge, and return nothing for transformers' loop to store."""
-        network, batch = cast(Any, self.bare_model()), self._prepare_inputs(inputs)
+        network = cast(Any, self.bare_model())
+        batch = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = network(**make_model_inputs(network, batch))
             answers = self._judge.answers(outputs, batch)
@@ -362,7 +365,7 @@ def make_segmentation_judge(processor: Any, names: list[str]) -> Judge:
     meter = SegmentationMeter(len(names))
 
     def pair_maps(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
-        maps = class_maps(outputs, processor, _list_sizes(batch))
+        maps = compute_class_maps(outputs, processor, _list_sizes(batch))
         return [(class_map.cpu(), truth.cpu()) for class_map, truth in zip(maps, batch["labels"], strict=True)]
 
     def compute_scores() -> dict[str, float]:
@@ -378,7 +381,7 @@ def make_detection_judge(processor: Any, names: list[str]) -> Judge:
 
     def pair_boxes(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
         """Return (detected boxes, annotated boxes) for every image of a batch, on the CPU."""
-        predictions = detections(outputs, processor, _list_sizes(batch))
+        predictions = compute_detections(outputs, processor, _list_sizes(batch))
         boxes = [{name: image[name].cpu() for name in _DETECTION_KEYS} for image in predictions]
         labels = batch["labels"]
         truths = [{name: image[key].cpu() for name, key in _TRUTH_KEYS.items() if key in image} for image in labels]
@@ -404,7 +407,8 @@ class HeadTask(MeasuredTask):
 
     def __init__(self, head: str | None = None, width: int | None = None) -> None:
         heads = [name for name, kind in DENSE_HEADS.items() if kind.task == self.task]
-        self.head, self.width = heads[0] if head is None else head, width
+        self.head = heads[0] if head is None else head
+        self.width = width
         if self.head not in heads:
             raise UserError(f"--head {head} does not work for {self.task}; choose one of {', '.join(heads)}")
         self.auto_class = getattr(transformers, DENSE_HEADS[self.head].auto_class)
@@ -431,23 +435,23 @@ class HeadTask(MeasuredTask):
         refuse_image_only(recipe.augmentation)
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
-        data, features = start.data, cast(Any, start.data.split("train")).features
+        features = cast(Any, start.data.split("train")).features
         return build_dense_model(
             start.source,
             self.head,
-            data.label_names,
+            start.data.label_names,
             image_size=start.image_size,
             width=self.width,
-            use_masks=data.target == "objects" and "segmentation" in features["objects"],
+            use_masks=start.data.target == "objects" and "segmentation" in features["objects"],
             backbone_dropout=recipe.dropout,
             drop_path=recipe.drop_path,
             **recipe.architecture,
         )
 
-    def transforms(self, run: Run) -> tuple[Any, Any]:
+    def make_transforms(self, run: Run) -> tuple[Any, Any]:
         return dense_transforms(run.processor, self.target, run.recipe.augmentation, run.options.seed)
 
-    def collator(self, run: Run) -> Callable[..., Any]:
+    def make_collator(self, run: Run) -> Callable[..., Any]:
         return dense_collator
 
     def describe(self, run: Run) -> str:

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_vit.errors import UserError
-from hf_vit.families import problem_type_of, refuse_regression
+from hf_vit.families import get_problem_type, refuse_regression
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.pixels import PixelScale
-from hf_vit.models.pretrained_hf_vit import classification_loss
+from hf_vit.models.pretrained_hf_vit import compute_classification_loss
 from hf_vit.training.plan import Run, Start
 from hf_vit.training.tasks.classification import ClassifierTask, build_for_classes
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
@@ -33,14 +33,14 @@ class Teacher:
     """A classifier of transformers or timm that computes targets for a student; only meta pseudo labels train it.
 
     Attributes:
-        subject: the model.
+        loaded: the model.
         scale: the scale of its pixel values.
         size: (height, width) px of its input; None accepts every size.
         mode: the interpolation of the resize to that size.
         columns: the index of its output for every class of the data; None before the classes are matched.
     """
 
-    subject: LoadedModel
+    loaded: LoadedModel
     scale: PixelScale = field(default_factory=PixelScale)
     size: tuple[int, int] | None = None
     mode: str = "bicubic"
@@ -51,15 +51,15 @@ class Teacher:
 
         Raises a `UserError` if the teacher lacks one of the classes.
         """
-        if not self.subject.label_sets:
+        if not self.loaded.label_sets:
             raise UserError(
-                f"the teacher {self.subject.name} has no class names to match with those of the data; add "
+                f"the teacher {self.loaded.name} has no class names to match with those of the data; add "
                 "label_names (timm) or id2label (transformers) to its config.json, in the order of its outputs"
             )
         try:
-            return replace(self, columns=tuple(self.subject.classes_of(data_names)))
+            return replace(self, columns=tuple(self.loaded.list_classes(data_names)))
         except UserError as error:
-            raise UserError(f"the teacher {self.subject.name} cannot be used: {error}") from error
+            raise UserError(f"the teacher {self.loaded.name} cannot be used: {error}") from error
 
     @torch.no_grad()
     def answer(self, values: torch.Tensor, scale: PixelScale) -> torch.Tensor:
@@ -69,7 +69,7 @@ class Teacher:
     @torch.no_grad()
     def classify(self, images: Sequence[Image.Image]) -> torch.Tensor:
         """Return logits [B, K], float32 on the CPU, of images that its own processor prepares."""
-        return self._compute(self.subject.pixel_values(images)).cpu()
+        return self._compute(self.loaded.pixel_values(images)).cpu()
 
     def logits(self, values: torch.Tensor, scale: PixelScale) -> torch.Tensor:
         """Return the logits of `answer`, with gradients."""
@@ -78,11 +78,11 @@ class Teacher:
             smooth: dict[str, Any] = {} if self.mode == "nearest-exact" else {"antialias": True}
             # Bicubic interpolation leaves the range of pixels.
             pixels = F.interpolate(pixels, self.size, mode=self.mode, **smooth).clamp(0, 1)
-        return self._compute(self.scale.values(pixels).to(self.subject.dtype))
+        return self._compute(self.scale.values(pixels).to(self.loaded.dtype))
 
     def _compute(self, values: torch.Tensor) -> torch.Tensor:
         """Return the logits of the data's classes, float32, for input that the teacher's processor could have made."""
-        output = self.subject.model(values)
+        output = self.loaded.model(values)
         logits: torch.Tensor = getattr(output, "logits", output)
         return logits.float() if self.columns is None else logits[:, list(self.columns)].float()
 
@@ -96,9 +96,9 @@ def open_teacher(source: Any, device: str | None = None) -> Teacher:
         UserError: it is not a classifier with one class per image.
     """
     teacher = source if isinstance(source, Teacher) else _make_teacher(load_model(source, device, as_classifier=True))
-    model, name = teacher.subject.model, teacher.subject.name
+    model, name = teacher.loaded.model, teacher.loaded.name
     refuse_regression(model, name, "a teacher's place")
-    if problem_type_of(model) == "multi_label_classification":
+    if get_problem_type(model) == "multi_label_classification":
         raise UserError(
             f"the teacher {name} is a multi-label model, but distillation needs a softmax over classes; give "
             "a teacher that was trained with one class per image"
@@ -107,21 +107,21 @@ def open_teacher(source: Any, device: str | None = None) -> Teacher:
     return teacher
 
 
-def _make_teacher(subject: LoadedModel) -> Teacher:
+def _make_teacher(loaded: LoadedModel) -> Teacher:
     """Make a teacher of a loaded model, with scale and size of its processor or timm's configuration."""
-    if subject.processor is None:
+    if loaded.processor is None:
         from timm.data.config import resolve_model_data_config
 
-        config: Any = resolve_model_data_config(subject.model)
+        config: Any = resolve_model_data_config(loaded.model)
         height, width = config["input_size"][1:]
         scale = PixelScale(tuple(config["mean"]), tuple(config["std"]))
-        return Teacher(subject, scale, (height, width), _MODES.get(config["interpolation"], "bicubic"))
-    resample = getattr(subject.processor, "resample", None) or Image.Resampling.BILINEAR
+        return Teacher(loaded, scale, (height, width), _MODES.get(config["interpolation"], "bicubic"))
+    resample = getattr(loaded.processor, "resample", None) or Image.Resampling.BILINEAR
     mode = _MODES.get(Image.Resampling(resample).name.lower(), "bicubic")
     # The model has a fixed size if its processor resizes a small image to it as well.
-    probe = subject.prepare([Image.new("RGB", (_PROBE_PX // 2, _PROBE_PX // 2))])
-    size = subject.input_size if tuple(probe.shape[2:]) == subject.input_size else None
-    return Teacher(subject, PixelScale.measure(subject), size, mode)
+    probe = loaded.prepare([Image.new("RGB", (_PROBE_PX // 2, _PROBE_PX // 2))])
+    size = loaded.input_size if tuple(probe.shape[2:]) == loaded.input_size else None
+    return Teacher(loaded, PixelScale.measure(loaded), size, mode)
 
 
 class TaughtTask(ClassifierTask):
@@ -132,8 +132,8 @@ class TaughtTask(ClassifierTask):
         self.teacher = open_teacher(options.teacher, device)
 
     def settings(self) -> dict[str, Any]:
-        subject = self.teacher.subject
-        return {"teacher": subject.name, "teacher_fingerprint": subject.fingerprint, **self.options.settings()}
+        loaded = self.teacher.loaded
+        return {"teacher": loaded.name, "teacher_fingerprint": loaded.fingerprint, **self.options.settings()}
 
 
 def distillation_loss(
@@ -153,11 +153,12 @@ def distillation_loss(
     `num_items_in_batch`, the label elements of all accumulated batches, if given.
     """
     settings = options.settings()
-    weight, temperature = settings["distillation_weight"], settings.get("temperature")
+    weight = settings["distillation_weight"]
+    temperature = settings.get("temperature")
     class_logits, student_logits = (
         (outputs.cls_logits, outputs.distillation_logits) if options.uses_token else (outputs.logits, outputs.logits)
     )
-    label_loss = classification_loss(class_logits, labels, problem_type, num_items_in_batch)
+    label_loss = compute_classification_loss(class_logits, labels, problem_type, num_items_in_batch)
     logits = student_logits if student_logits.dtype == torch.float64 else student_logits.float()
     if temperature is None:
         losses = F.cross_entropy(logits, teacher_logits.argmax(dim=1), reduction="none")
@@ -185,7 +186,7 @@ class DistillationTrainer(HfViTTrainer):
         self.teacher, self.distillation = teacher, distillation
         self._scale = PixelScale.from_processor(self.processing_class)
         self._teacher_logits: torch.Tensor | None = None
-        teacher.subject.model.to(self.args.device)
+        teacher.loaded.model.to(self.args.device)
 
     def compute_loss(
         self,
@@ -207,7 +208,7 @@ class DistillationTrainer(HfViTTrainer):
         """Return the loss from labels and teacher in training, from the labels only in evaluation."""
         problem = self.accelerator.unwrap_model(self.model).config.problem_type
         if self._teacher_logits is None:
-            return classification_loss(outputs.logits, labels, problem, num_items_in_batch)
+            return compute_classification_loss(outputs.logits, labels, problem, num_items_in_batch)
         options: dict[str, Any] = {"problem_type": problem, "num_items_in_batch": num_items_in_batch}
         return distillation_loss(outputs, labels, self._teacher_logits, self.distillation, **options)
 
@@ -228,7 +229,8 @@ class Distillation(TaughtTask):
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         """Build the student; raise a UserError if it cannot have the distillation token that the method trains."""
-        self.teacher, source = self.teacher.select_classes(start.data.label_names), start.source
+        self.teacher = self.teacher.select_classes(start.data.label_names)
+        source = start.source
         tokens: dict[str, Any] = (
             {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
         )

@@ -23,7 +23,7 @@ from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.errors import UserError
 from hf_vit.loading.start import build_model, build_processor
-from hf_vit.results.figures import new_figure, save_figure
+from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.training.plan import Run, Start
 from hf_vit.training.processes import world_size
 from hf_vit.training.tasks.task import PretextTask, Views, load_validation_images
@@ -100,8 +100,8 @@ class MomentumContrast(nn.Module):
         """
         if views.ndim != 5 or views.shape[1] != 2:
             raise ValueError(
-                f"the views have the shape {tuple(views.shape)}, but momentum contrast needs [B, 2, C, H, W]: two "
-                "views of every image"
+                f"the views have the shape {tuple(views.shape)}, but momentum contrast needs [B, 2, C, H, W]; give "
+                "two views of every image, as TwoViews makes them"
             )
         images = views.transpose(0, 1)
         queries = [self.predictor(self.projector(self.encoder(image).pooler_output)) for image in images]
@@ -113,7 +113,9 @@ class MomentumContrast(nn.Module):
         """Return the loss of this process' queries among the keys of all processes; in evaluation of all queries."""
         all_keys, first_key = gather_rows(keys)
         if not self.training:
-            queries, all_keys, first_key = gather_rows(queries)[0][:count], all_keys[:count], 0
+            queries = gather_rows(queries)[0][:count]
+            all_keys = all_keys[:count]
+            first_key = 0
         return contrastive_loss(queries, all_keys, self.options.temperature, first_key)
 
     @torch.no_grad()
@@ -231,7 +233,8 @@ class Contrast(PretextTask):
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         """Build the encoder with its projection heads and its momentum copy."""
-        source, images = start.source, start.data.num_examples("train")
+        source = start.source
+        images = start.data.num_examples("train")
         if images is not None and images < recipe.batch_size:
             raise UserError(
                 f"the batch size {recipe.batch_size} is larger than the {images} training images, but momentum "
@@ -250,15 +253,15 @@ class Contrast(PretextTask):
     def get_released(self, module: MomentumContrast) -> PreTrainedModel:
         return module.encoder
 
-    def transforms(self, run: Run) -> tuple[Any, Any]:
+    def make_transforms(self, run: Run) -> tuple[Any, Any]:
         augmentation, seed = run.recipe.augmentation, run.options.seed
         validation = TwoViews(run.processor, augmentation, seed, is_validation=True)
         return TwoViews(run.processor, augmentation, seed), validation
 
-    def collator(self, run: Run) -> Any:
+    def make_collator(self, run: Run) -> Any:
         return collate_views
 
-    def callbacks(self, run: Run) -> list[TrainerCallback]:
+    def make_callbacks(self, run: Run) -> list[TrainerCallback]:
         assert isinstance(run.model, MomentumContrast)
         return [MomentumUpdate(run.model)]
 
@@ -275,7 +278,7 @@ def draw_embeddings(
     _, values, directions = np.linalg.svd(centered, full_matrices=False)
     points = centered @ directions[:2].T
     shares = values**2 / max(float((values**2).sum()), 1e-30)
-    figure = new_figure(6, 5)
+    figure = make_figure(6, 5)
     axes = figure.add_subplot()
     classes = np.asarray(labels)
     for label, name in enumerate(label_names):

@@ -18,7 +18,7 @@ from hf_vit.errors import UserError
 from hf_vit.loading.start import build_model, build_processor
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.models.pretraining_hf_vit import cut_patches, join_patches
-from hf_vit.results.figures import new_figure, save_figure
+from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.training.plan import Run, Start
 from hf_vit.training.tasks.task import PretextTask, load_validation_images
 from hf_vit.training.trainer.sampling import derive_seed
@@ -173,7 +173,7 @@ class PatchPrediction(PretextTask):
         )
         return model, build_processor(source, model.config)
 
-    def collator(self, run: Run) -> MaskingCollator:
+    def make_collator(self, run: Run) -> MaskingCollator:
         return MaskingCollator(self.policy, run.config, self.static, run.options.seed)
 
     @torch.no_grad()
@@ -207,7 +207,7 @@ def draw_predictions(
             "not corrupted": join_patches(torch.where(is_masked, 0.5, true_patches), grid),
             "predicted": join_patches(torch.where(is_masked, predicted_patches, true_patches), grid),
         }
-    figure = new_figure(1.4 * len(images) + 0.6, 1.5 * len(rows))
+    figure = make_figure(1.4 * len(images) + 0.6, 1.5 * len(rows))
     axes_grid = figure.subplots(len(rows), len(images), squeeze=False)
     for (name, values), axes_row in zip(rows.items(), axes_grid, strict=True):
         axes_row[0].set_ylabel(name)

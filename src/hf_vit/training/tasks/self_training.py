@@ -24,7 +24,7 @@ from hf_vit.data import AugmentationConfig, ImageCollator, TransformedImages, to
 from hf_vit.data.load import UnlabeledImages, load_unlabeled
 from hf_vit.errors import UserError
 from hf_vit.loading.pixels import PixelScale
-from hf_vit.models.pretrained_hf_vit import classification_loss
+from hf_vit.models.pretrained_hf_vit import compute_classification_loss
 from hf_vit.training.plan import Run, Start
 from hf_vit.training.processes import make_refusal, world_size
 from hf_vit.training.tasks.classification import build_for_classes
@@ -97,7 +97,8 @@ class UnlabeledCollator:
     def __init__(
         self, num_labels: int, join: Callable[[dict[str, torch.Tensor], list[dict[str, Any]]], dict[str, torch.Tensor]]
     ) -> None:
-        self._collate_labeled, self._join = ImageCollator(num_labels), join
+        self._collate_labeled = ImageCollator(num_labels)
+        self._join = join
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Collate the labeled images, and add the unlabeled ones that training examples carry."""
@@ -171,16 +172,17 @@ class SelfTraining(TaughtTask):
         return [*super().list_training_digests(run), *(image.digest for image in self.unlabeled.seen)]
 
     def describe(self, run: Run) -> str:
-        images, ratio = self.unlabeled, run.task["unlabelled_ratio"]
+        images = self.unlabeled
+        ratio = run.task["unlabelled_ratio"]
         left_out = f" ({images.left_out:,} skipped)" if images.left_out else ""
         return (
             f"{super().describe(run)}; {self.options.kind} with {ratio} unlabeled images per labeled one, from "
             f"{len(images.seen):,} of {images.name}{left_out}"
         )
 
-    def training_images(self, run: Run, transform: Any) -> WithUnlabeled:
+    def choose_images(self, run: Run, transform: Any) -> WithUnlabeled:
         unlabeled = TransformedImages(self.unlabeled.table, self.make_unlabeled_transform(run))
-        labeled = super().training_images(run, transform)
+        labeled = super().choose_images(run, transform)
         return WithUnlabeled(labeled, unlabeled, self.list_rows(run), run.task["unlabelled_ratio"], run.options.seed)
 
     def select(self, images: UnlabeledImages) -> UnlabeledImages:
@@ -244,7 +246,8 @@ class NoisyStudent(SelfTraining):
 
     def select(self, images: UnlabeledImages) -> UnlabeledImages:
         """Keep the images that the teacher labels with enough confidence, and their probabilities."""
-        minimum, table = self.options.settings()["confidence"], cast(Any, images.table)
+        minimum = self.options.settings()["confidence"]
+        table = cast(Any, images.table)
         batches = (table[start : start + _TEACHER_BATCH]["image"] for start in range(0, len(table), _TEACHER_BATCH))
         logits = [self.teacher.classify([to_rgb(image) for image in batch]) for batch in batches]
         probabilities = torch.cat(logits).softmax(dim=1)
@@ -252,7 +255,7 @@ class NoisyStudent(SelfTraining):
         rows = torch.nonzero(confidence >= minimum)[:, 0].tolist()
         if not rows:
             raise UserError(
-                f"teacher {self.teacher.subject.name} labels none of the {len(images.seen)} images of "
+                f"teacher {self.teacher.loaded.name} labels none of the {len(images.seen)} images of "
                 f"{images.name}: its highest confidence is {float(confidence.max()):.2f}, below --confidence "
                 f"{minimum:g}; lower --confidence, or train a better teacher"
             )
@@ -273,7 +276,7 @@ class NoisyStudent(SelfTraining):
     def make_unlabeled_transform(self, run: Run) -> Any:
         return train_transform(run.processor, run.recipe.augmentation, derive_seed(run.options.seed, 1))
 
-    def collator(self, run: Run) -> Any:
+    def make_collator(self, run: Run) -> Any:
         is_hard = run.task["pseudo_labels"] == "hard"
         return UnlabeledCollator(
             len(run.data.label_names), JoinPseudoLabeled(self._probabilities, run.recipe.label_smoothing, is_hard)
@@ -288,7 +291,8 @@ class JoinPseudoLabeled:
     """
 
     def __init__(self, probabilities: torch.Tensor, smoothing: float, is_hard: bool) -> None:
-        self._smoothing, self._num_labels = smoothing, probabilities.shape[1]
+        self._smoothing = smoothing
+        self._num_labels = probabilities.shape[1]
         self._targets = self._smooth(probabilities.argmax(dim=1)) if is_hard else probabilities
 
     def __call__(self, batch: dict[str, torch.Tensor], unlabeled: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -363,15 +367,15 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
     """An `HfViTTrainer` whose student learns pseudo-labels only, while a copy of the teacher is trained as well.
 
     In every step the labels of strongly augmented unlabeled images are drawn from the teacher's probabilities, and the
-    student learns them. The teacher learns the labeled images, consistency (`consistency_loss`), and to prefer the
-    pseudo-labels that improved the student on the labeled images (`estimate_improvement`). It has an optimizer of the
-    same kind, rate and schedule as the student's. Only the student is evaluated and released (algorithm 1).
+    student learns them. The teacher learns the labeled images, consistency (`consistency_loss`), and to prefer
+    the pseudo-labels that improved the student on the labeled images (`estimate_improvement`). Its optimizer has the
+    kind, rate and schedule of the student's. Only the student is evaluated and released (algorithm 1).
     """
 
     def __init__(self, *args: Any, teacher: Teacher, self_training: SelfTrainingOptions, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        model = copy.deepcopy(teacher.subject.model).float().requires_grad_(True).to(self.args.device)
-        self.teacher = replace(teacher, subject=replace(teacher.subject, model=model))
+        model = copy.deepcopy(teacher.loaded.model).float().requires_grad_(True).to(self.args.device)
+        self.teacher = replace(teacher, loaded=replace(teacher.loaded, model=model))
         self.self_training = self_training.settings()
         self.baseline = torch.zeros((), device=self.args.device)
         self.teacher_gradients = TeacherGradients(list(model.parameters()))
@@ -384,7 +388,7 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizers of student and teacher, which are of the same kind."""
         optimizer_class, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, None)
-        teacher = self.teacher.subject.model
+        teacher = self.teacher.loaded.model
         decaying = set(self.get_decay_parameter_names(teacher))
         weights: dict[bool, list[nn.Parameter]] = {True: [], False: []}
         for name, weight in teacher.named_parameters():
@@ -418,9 +422,10 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
 
     def _draw_labels(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Draw the pseudo-labels [B r] of a micro-batch, and add its gradients to those of the teacher."""
-        labels, options = inputs["labels"], self.self_training
+        labels = inputs["labels"]
+        options = self.self_training
         weak_images, strong_images = inputs[UNLABELLED].unbind(1)  # weakly and strongly augmented
-        self.teacher.subject.model.train()
+        self.teacher.loaded.model.train()
         with self.accelerator.autocast():
             labeled = self.teacher.logits(inputs["pixel_values"], self._scale)
             strong = self.teacher.logits(strong_images, self._scale)
@@ -457,7 +462,7 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
         model: Any = self.model
         with self.accelerator.autocast():
             outputs = model(pixel_values=batch["pixel_values"])
-        loss = classification_loss(outputs.logits, batch["labels"]) * self._compute_share(batch["labels"])
+        loss = compute_classification_loss(outputs.logits, batch["labels"]) * self._compute_share(batch["labels"])
         return estimate_improvement(loss, self.list_student_weights(), self.old_weights)
 
     def list_student_weights(self) -> list[nn.Parameter]:
@@ -469,7 +474,7 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
         """Save the teacher, its optimizer and the baseline in addition to the student's state."""
         super()._save_training_state(checkpoint)
         state = {
-            "model": self.teacher.subject.model.state_dict(),
+            "model": self.teacher.loaded.model.state_dict(),
             "optimizer": self.teacher_optimizer.state_dict(),
             "baseline": self.baseline,
         }
@@ -480,7 +485,7 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
         super()._begin_training()
         if self._checkpoint is not None:
             state = torch.load(self._checkpoint / TEACHER_STATE, weights_only=True, map_location=self.args.device)
-            self.teacher.subject.model.load_state_dict(state["model"])
+            self.teacher.loaded.model.load_state_dict(state["model"])
             self.teacher_optimizer.load_state_dict(state["optimizer"])
             self.baseline = state["baseline"]
 
@@ -513,17 +518,17 @@ class MetaPseudoLabels(SelfTraining):
             raise make_refusal("meta pseudo labels")
         if recipe.sam_rho > 0:
             raise UserError(f"--sam-rho {recipe.sam_rho:g} does not work with meta-pseudo-labels; leave --sam-rho out")
-        if not self.teacher.subject.is_differentiable:
+        if not self.teacher.loaded.is_differentiable:
             raise UserError(
-                f"meta-pseudo-labels trains the teacher too, but {self.teacher.subject.name} is optimized or "
+                f"meta-pseudo-labels trains the teacher too, but {self.teacher.loaded.name} is optimized or "
                 "exported and cannot be trained; give the original model"
             )
 
     def count_extra_bytes(self) -> int:
-        return 3 * sum(weight.numel() * 4 for weight in self.teacher.subject.model.parameters())
+        return 3 * sum(weight.numel() * 4 for weight in self.teacher.loaded.model.parameters())
 
-    def transforms(self, run: Run) -> tuple[Any, Any]:
-        _, validation_transform = super().transforms(run)
+    def make_transforms(self, run: Run) -> tuple[Any, Any]:
+        _, validation_transform = super().make_transforms(run)
         return train_transform(run.processor, _make_weak(run), run.options.seed), validation_transform
 
     def make_unlabeled_transform(self, run: Run) -> Any:
@@ -531,7 +536,7 @@ class MetaPseudoLabels(SelfTraining):
         weak = train_transform(run.processor, _make_weak(run), derive_seed(seed, 1))
         return Views(weak, train_transform(run.processor, run.recipe.augmentation, derive_seed(seed, 2)))
 
-    def collator(self, run: Run) -> Any:
+    def make_collator(self, run: Run) -> Any:
         return UnlabeledCollator(len(run.data.label_names), _add_unlabeled)
 
     def prepare_trainer(self, run: Run) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class Task(ABC, Generic[Result]):
         """Build the module to train and its image processor, or raise a `UserError` if model or data do not fit."""
 
     @abstractmethod
-    def collator(self, run: Run) -> Any:
+    def make_collator(self, run: Run) -> Any:
         """Return the function that combines examples to a batch."""
 
     @abstractmethod
@@ -182,11 +182,11 @@ class Task(ABC, Generic[Result]):
         """Return the part of the trained module that is saved."""
         return module
 
-    def transforms(self, run: Run) -> tuple[Any, Any]:
+    def make_transforms(self, run: Run) -> tuple[Any, Any]:
         """Return the transforms of training and of validation images."""
         return train_transform(run.processor, run.recipe.augmentation, run.options.seed), eval_transform(run.processor)
 
-    def training_images(self, run: Run, transform: Any) -> Any:
+    def choose_images(self, run: Run, transform: Any) -> Any:
         """Return the training split as a data set of transformed images."""
         return transform_split(run.data, "train", transform, seed=run.options.seed)
 
@@ -206,7 +206,7 @@ class Task(ABC, Generic[Result]):
         """Return a warning of one line about the finished training, if there is a reason for one."""
         return None
 
-    def callbacks(self, run: Run) -> list[TrainerCallback]:
+    def make_callbacks(self, run: Run) -> list[TrainerCallback]:
         """Return the callbacks that the task needs in addition to those of every training."""
         return []
 
@@ -218,12 +218,12 @@ class Task(ABC, Generic[Result]):
         """Build the trainer of a run, with data sets, optimizer and callbacks."""
         for model in self.list_models(run.model):
             choose_attention(run, model)
-        training, validation = self.transforms(run)
+        training, validation = self.make_transforms(run)
         if run.options.cache_features:
             train_images, validation_images = load_features(run, {"train": training, "validation": validation})
             bypass_backbone(run.model)
         else:
-            train_images = self.training_images(run, training)
+            train_images = self.choose_images(run, training)
             drawn_images = draw_images(run.data, "validation", limit_evaluation(run)[1], run.options.seed)
             validation_images = transform_split(drawn_images, "validation", validation)
         trainer = self.trainer_class(
@@ -231,10 +231,10 @@ class Task(ABC, Generic[Result]):
             args=make_training_arguments(run, **self.arguments),
             train_dataset=train_images,
             eval_dataset=validation_images,
-            data_collator=self.collator(run),
+            data_collator=self.make_collator(run),
             processing_class=run.processor,
             optimizer_cls_and_kwargs=choose_optimizer(run.recipe),
-            callbacks=[Clock(), StopOnTermination(), *self.callbacks(run)],
+            callbacks=[Clock(), StopOnTermination(), *self.make_callbacks(run)],
             **self.prepare_trainer(run),
         )
         for callback in find_callbacks(trainer, TensorBoardCallback):
@@ -289,7 +289,7 @@ class MeasuredTask(Task[FinetuneResult]):
     def restore_test(self, evaluation: Record, model: PreTrainedModel) -> Any:
         """Restore the protocol's result from its record, without pictures."""
 
-    def callbacks(self, run: Run) -> list[TrainerCallback]:
+    def make_callbacks(self, run: Run) -> list[TrainerCallback]:
         return [] if run.recipe.patience is None else [Patience(run.recipe.patience)]
 
     def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> FinetuneResult:
@@ -342,12 +342,16 @@ class MeasuredTask(Task[FinetuneResult]):
 
 def _open_test(run: Run, model: PreTrainedModel) -> Examination:
     """Return the examination of a model on the test split of a run."""
-    subject = load_model((model, run.processor))
-    if (max_num_patches := find_max_patches(subject)) is not None:
-        subject = keep_image_sizes(subject, max_num_patches)
-    num_images, seed = limit_evaluation(run)[1], run.options.seed
+    loaded = load_model((model, run.processor))
+    if (max_num_patches := find_max_patches(loaded)) is not None:
+        loaded = keep_image_sizes(loaded, max_num_patches)
     return Examination(
-        subject, run.data, num_images=num_images, batch_size=run.micro_batch_size, seed=seed, progress=False
+        loaded,
+        run.data,
+        num_images=limit_evaluation(run)[1],
+        batch_size=run.micro_batch_size,
+        seed=run.options.seed,
+        progress=False,
     )
 
 
@@ -389,7 +393,8 @@ class PretextTask(Task[PretrainResult]):
     }
 
     def __init__(self, name: str, fields: Mapping[str, Any]) -> None:
-        self.name, self.fields = name, dict(fields)
+        self.name = name
+        self.fields = dict(fields)
 
     @abstractmethod
     def draw(self, run: Run, model: PreTrainedModel, path: Path) -> None:

@@ -126,7 +126,8 @@ class Clock(TrainerCallback, ExportableState):
         self._begin = time.perf_counter()
 
     def on_train_end(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
-        self.earlier, self._begin = self.seconds, None
+        self.earlier = self.seconds
+        self._begin = None
 
 
 class Patience(EarlyStoppingCallback):

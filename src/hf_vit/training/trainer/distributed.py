@@ -152,11 +152,11 @@ class SynchronizedBatchNorm2d(nn.BatchNorm2d):
 class SynchronizedLogitNorm(LogitNorm):
     """A `LogitNorm` whose statistics in training are those of all processes' images."""
 
-    def moments(
+    def compute_moments(
         self, q: torch.Tensor, k: torch.Tensor, to_q: torch.Tensor, to_k: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Return mean squares, means and their number over the logits of all processes."""
-        mean_square, mean, number = super().moments(q, k, to_q, to_k)
+        mean_square, mean, number = super().compute_moments(q, k, to_q, to_k)
         parts = _gather_with_gradient(torch.stack([mean_square, mean]))
         mean_square, mean = parts.mean(0)
         return mean_square, mean, len(parts) * number

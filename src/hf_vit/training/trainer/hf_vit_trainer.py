@@ -28,7 +28,7 @@ from transformers.trainer_utils import HubStrategy, TrainOutput, get_last_checkp
 from transformers.utils.import_utils import is_in_notebook
 
 from hf_vit.errors import DivergedError, UserError
-from hf_vit.families import family_of, problem_type_of
+from hf_vit.families import find_family, get_problem_type
 from hf_vit.results.facts import DataFact
 from hf_vit.training.processes import require_same
 from hf_vit.training.trainer.callbacks import LiveProgress, LoggedProgress
@@ -113,8 +113,10 @@ class HfViTTrainer(Trainer):
         self.layer_decay = layer_decay
         self.sampling_weights = sampling_weights
         self.sharpness = sharpness
-        self.average_decay, self.adapter = average_decay, adapter
-        self.data_fact, self.license = data_fact, license
+        self.average_decay = average_decay
+        self.adapter = adapter
+        self.data_fact = data_fact
+        self.license = license
         self.average: WeightAverage | None = None
         self.stream: Any = None  # the loader of a training stream
         self._checkpoint: Path | None = None  # the one from which the training is resumed
@@ -177,7 +179,9 @@ class HfViTTrainer(Trainer):
         if self.train_dataset is None:
             raise ValueError("HfViTTrainer was created without training images; pass train_dataset=")
         self._flops_per_value = None
-        args, device, workers = self.args, self.accelerator.device, self.args.dataloader_num_workers
+        args = self.args
+        device = self.accelerator.device
+        workers = self.args.dataloader_num_workers
         seed = args.seed if args.data_seed is None else args.data_seed
         options: dict[str, Any] = {
             "num_workers": workers,
@@ -193,7 +197,8 @@ class HfViTTrainer(Trainer):
             stream = SeededStream(self.train_dataset, seed, rank, world)
             options |= {"batch_size": size, "drop_last": drop_last}
             self.stream = make_stream_loader(stream, self.data_collator, device, **options)
-            if self._checkpoint is not None and (path := self._stream_file(self._checkpoint)).is_file():
+            path = None if self._checkpoint is None else self._get_stream_file(self._checkpoint)
+            if path is not None and path.is_file():
                 self.stream.load_state_dict(torch.load(path, weights_only=True))
                 args.ignore_data_skip = True  # the stream itself continues at the right image
             return self.stream
@@ -209,7 +214,8 @@ class HfViTTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
         """Return batches of all images, also where training drops the last incomplete batch."""
-        drops_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        drops_last = self.args.dataloader_drop_last
+        self.args.dataloader_drop_last = False
         try:
             return super().get_eval_dataloader(eval_dataset)
         finally:
@@ -262,7 +268,8 @@ class HfViTTrainer(Trainer):
         self._step_loss = 0.0
         self._mean_count = None
         if items is None and batches:
-            total, parts = sum(map(self._count, batches)), len(batches)
+            total = sum(map(self._count, batches))
+            parts = len(batches)
             if self.args.world_size > 1:
                 total, parts = cast(Any, self.accelerator.reduce(torch.tensor([float(total), parts], device=device)))
             self._mean_count = total / parts
@@ -285,7 +292,8 @@ class HfViTTrainer(Trainer):
 
     def _check_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss; raise if it is not finite, on an accelerator later in `_raise_if_diverged`."""
-        is_finite, step = torch.isfinite(loss).all(), self.state.global_step + 1
+        is_finite = torch.isfinite(loss).all()
+        step = self.state.global_step + 1
         if self._checks_later:
             current = step * ~is_finite
             earlier = self._diverged_at
@@ -297,7 +305,8 @@ class HfViTTrainer(Trainer):
 
     def _raise_if_diverged(self) -> None:
         """Raise if the loss of an earlier step was not finite."""
-        if self._diverged_at is not None and (step := int(self._diverged_at)):
+        step = int(self._diverged_at or 0)
+        if step:
             self._raise_diverged(f"NaN or infinite at step {step} (noticed at step {self.state.global_step}")
 
     def _raise_diverged(self, description: str) -> NoReturn:
@@ -327,7 +336,8 @@ class HfViTTrainer(Trainer):
         try:
             output = super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
-            self.args.ignore_data_skip, self._checkpoint = ignores_skip, None
+            self.args.ignore_data_skip = ignores_skip
+            self._checkpoint = None
         best = self.state.best_model_checkpoint if self.args.load_best_model_at_end else None
         if best is not None and (self.average is not None or self.adapter is not None):
             self.load_released(best)
@@ -370,7 +380,7 @@ class HfViTTrainer(Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate the weights that would be released, as transformers does."""
-        with self._released():
+        with self._use_released_weights():
             return super().evaluate(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -379,13 +389,13 @@ class HfViTTrainer(Trainer):
         plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
         stays_sharded = plugin is not None and "SHARDED" in str(plugin.state_dict_type)
         model: Any = self.bare_model()
-        with self._released():
+        with self._use_released_weights():
             if self.adapter is None or stays_sharded:
                 super().save_model(str(folder), _internal_call=True)
             else:
                 state: Any = self.accelerator.get_state_dict(cast(nn.Module, self.model))
                 if self.args.should_save:
-                    model.save_pretrained(folder, state_dict=self.adapter.merged_state(state))
+                    model.save_pretrained(folder, state_dict=self.adapter.make_merged_state(state))
                     if self.processing_class is not None:
                         self.processing_class.save_pretrained(folder)
         if self.args.should_save:
@@ -402,10 +412,10 @@ class HfViTTrainer(Trainer):
         """Save the state that resuming needs in addition to the released weights and the Trainer's files."""
         if self.stream is not None:
             checkpoint.mkdir(parents=True, exist_ok=True)  # the main process may not have created it yet
-            torch.save(self.stream.state_dict(), self._stream_file(checkpoint))
+            torch.save(self.stream.state_dict(), self._get_stream_file(checkpoint))
         if self.is_fsdp_enabled:  # the Trainer saves sharded training weights itself
             if self.average is not None:
-                with self._released():
+                with self._use_released_weights():
                     save_fsdp_model(*self._sharded(), str(checkpoint), model_index=_RELEASED)
         elif self.args.should_save and (self.average is not None or self.adapter is not None):
             state = {name: value.contiguous() for name, value in self.bare_model().state_dict().items()}
@@ -432,9 +442,9 @@ class HfViTTrainer(Trainer):
             self.adapter.remove(merge)
             self.adapter = None
 
-    def _released(self) -> AbstractContextManager[None]:
+    def _use_released_weights(self) -> AbstractContextManager[None]:
         """Put the released weights into the model inside a `with` block."""
-        return nullcontext() if self.average is None else self.average.in_place()
+        return nullcontext() if self.average is None else self.average.use_averages()
 
     def bare_model(self) -> nn.Module:
         """Return the model without the wrappers of distributed training and compilation."""
@@ -444,7 +454,7 @@ class HfViTTrainer(Trainer):
         """Return the leading arguments of accelerate's functions for sharded weights."""
         return self.accelerator.state.fsdp_plugin, self.accelerator, cast(nn.Module, self.model)
 
-    def _stream_file(self, checkpoint: Path) -> Path:
+    def _get_stream_file(self, checkpoint: Path) -> Path:
         """Return the file with the position of this process in its part of a stream."""
         return checkpoint / f"stream_{self.args.process_index}.pt"
 
@@ -452,7 +462,7 @@ class HfViTTrainer(Trainer):
         return int(self.accelerator.unwrap_model(self.model).config.num_labels)
 
     def _takes_probabilities(self) -> bool:
-        return problem_type_of(self.accelerator.unwrap_model(self.model)) == "single_label_classification"
+        return get_problem_type(self.accelerator.unwrap_model(self.model)) == "single_label_classification"
 
     # The Hub
 
@@ -513,4 +523,4 @@ def _is_of_transformers(model: Any) -> bool:
         model = model.get_base_model()
     class_names = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.values()
     is_classifier = any(base.__name__ in class_names for base in type(model).__mro__)
-    return is_classifier and family_of(model.config.model_type) is None
+    return is_classifier and find_family(model.config.model_type) is None

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from hf_vit.models.pretrained_hf_vit import classification_loss
+from hf_vit.models.pretrained_hf_vit import compute_classification_loss
 
 
 def smooth_labels(labels: torch.Tensor, num_labels: int, smoothing: float) -> torch.Tensor:
@@ -32,7 +32,7 @@ def soft_cross_entropy(
     outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
 ) -> torch.Tensor:
     """Return the cross-entropy of class indices [B] or probabilities [B, K]; a `compute_loss_func` for any model."""
-    return classification_loss(outputs.logits, labels, None, num_items_in_batch)
+    return compute_classification_loss(outputs.logits, labels, None, num_items_in_batch)
 
 
 @final

@@ -86,7 +86,8 @@ def make_parameter_groups(
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        distance, is_exempt = last_layer - numbers[name], name not in decaying
+        distance = last_layer - numbers[name]
+        is_exempt = name not in decaying
         key = distance, is_exempt
         settings = {"lr": learning_rate * layer_decay**distance, "weight_decay": 0.0 if is_exempt else weight_decay}
         groups.setdefault(key, {"params": [], **settings})["params"].append(parameter)

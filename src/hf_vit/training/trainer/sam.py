@@ -24,8 +24,9 @@ class SharpnessAware:
 
     def __init__(self, rho: float = 0.05, micro_batches: bool = False) -> None:
         if not rho > 0:
-            raise UserError(f"rho of sharpness-aware minimization is {rho}, but it must be above 0, such as 0.05")
-        self.rho, self.micro_batches = rho, micro_batches
+            raise UserError(f"the radius of SAM is {rho}, but it must be above 0; choose for example --sam-rho 0.05")
+        self.rho = rho
+        self.micro_batches = micro_batches
         self._batches: list[Any] = []
         self._losses: list[torch.Tensor] = []
         self._num_done = 0

@@ -71,8 +71,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yield (pass, index) for every example of the epoch, shuffled or drawn by weight."""
-        epoch = self.epoch
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
         if self.weights is None:
             order = torch.randperm(self.size, generator=generator)
         else:
@@ -128,7 +127,9 @@ class SeededDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, collator: Collator, seed: int) -> None:
-        self.dataset, self.collator, self.seed = dataset, collator, seed
+        self.dataset = dataset
+        self.collator = collator
+        self.seed = seed
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -213,7 +214,10 @@ class SeededStream(IterableDataset[Any]):
             if first + position == 0:
                 self._refuse_empty_part(worker)
                 return
-            epoch, first, resume_position, dataset_position = epoch + 1, first + position, 0, None
+            epoch += 1
+            first += position
+            resume_position = 0
+            dataset_position = None
 
     def _iterate_epoch(self, epoch: int, dataset_position: Any) -> Iterator[tuple[Any, Any]]:
         """Iterate over (example, position after it) of this process in an epoch.

@@ -8,7 +8,7 @@ from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
 from hf_vit.hub.card_metadata import find_license, read_license, require_license
 from hf_vit.hub.push import Push, PushResult, push_to_hub
-from hf_vit.results.facts import DataFact, append_record, new_record
+from hf_vit.results.facts import DataFact, append_record, make_record
 
 # Arguments of transformers that the model card shows as the recipe.
 _RECIPE = (
@@ -93,7 +93,7 @@ def share_training(
     """Record a training in the output folder of its model, and push the folder."""
     arguments = trainer.args
     folder = Path(str(arguments.output_dir))
-    record = new_record(
+    record = make_record(
         "training",
         values=_collect_values(trainer),
         seed=arguments.seed,

@@ -28,7 +28,8 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.model, self.decay = model, decay
+        self.model = model
+        self.decay = decay
         self._averages = [widen(value) for value in get_local_parts(model)]
         self._training_weights: list[torch.Tensor] | None = None  # while the model has the averaged weights
 
@@ -43,8 +44,7 @@ class WeightAverage:
 
     def remainder(self) -> dict[str, torch.Tensor]:
         """Return the averages with a wider dtype than the model's, for the checkpoint."""
-        weights = get_local_parts(self.model)
-        pairs = enumerate(zip(self._averages, weights, strict=True))
+        pairs = enumerate(zip(self._averages, get_local_parts(self.model), strict=True))
         return {f"average.{index}": average for index, (average, weight) in pairs if average.dtype != weight.dtype}
 
     def take(self, state: dict[str, torch.Tensor]) -> None:
@@ -53,7 +53,7 @@ class WeightAverage:
             average.copy_(state.pop(f"average.{index}", average))
 
     @contextmanager
-    def in_place(self) -> Generator[None]:
+    def use_averages(self) -> Generator[None]:
         """Put the averaged weights into the model for a block of code; blocks may be nested."""
         if self._training_weights is not None:
             yield
@@ -69,9 +69,11 @@ class WeightAverage:
         """Put the averaged weights into the model, or restore its training weights exactly."""
         parts = get_local_parts(self.model)
         if self._training_weights is None:
-            values, self._training_weights = self._averages, [part.clone() for part in parts]
+            values = self._averages
+            self._training_weights = [part.clone() for part in parts]
         else:
-            values, self._training_weights = self._training_weights, None
+            values = self._training_weights
+            self._training_weights = None
         for part, value in zip(parts, values, strict=True):
             part.copy_(value)
 
@@ -106,7 +108,7 @@ class LoraAdapter:
         _train_heads(model)
 
     @torch.no_grad()
-    def merged_state(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def make_merged_state(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the state dict without the adapter, with the updates added to the weights."""
         merged: dict[str, torch.Tensor] = {}
         for name, value in state.items():
