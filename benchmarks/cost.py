@@ -5,7 +5,8 @@
 growth: CPU seconds of one thread, and the most memory beside the weights, of small models as loaded. An exponent is the
 slope of the logarithms against the number of tokens. Theory is, for time, the slope of the FLOPs on the same points;
 for memory 1, as no matrix of all pairs of tokens is made, but 1.5 for AxialResNet, whose logits have a row for every
-token. "worse" are exponents more than a tenth above theory.
+token. "worse" are exponents more than a tenth above theory. FLOPs leave out softmax and sums, which grow fastest in
+AxialResNet, as its logits soon exceed the cache.
 
 gelu: milliseconds of one thread for [8, 197, 1536], forward without gradients and backward, and the mean error of
 values and gradients against float64, as a multiple of that of torch's kernel. u is sqrt(2 / pi) (x + 0.044715 x^3).

@@ -287,6 +287,45 @@ def training(_: Path | None) -> str:
     return markdown("processor | dtype | contestant | S/16 | B/16", compare(rows, compute_quartiles), caption)
 
 
+def format_loadgen(run: dict[str, float]) -> str:
+    """Return the latency of single images in ms, or images/s."""
+    tail = ", ".join(f"{run[name]:.1f}" for name in ("p90_ms", "p99_ms") if name in run)
+    return f"{run['p50_ms']:.1f} ({tail})" if tail else f"{run['images_per_second']:.1f}"
+
+
+@table("mlperf.jsonl")
+def mlperf(path: Path) -> str:
+    """Return a row for every cell that LoadGen measured, with the ratios of hf_vit and the faster peer."""
+    if not path.exists():
+        return markdown("", [])
+    runs, ours, peers, engines = load(path), "hf_vit optimized", ("transformers", "timm"), (", openvino", "")
+    names = [f"{name}{engine}" for engine in engines for name in (ours, *peers)] + [f"{ours}, onnxruntime"]
+    pairs = [([f"{ours}{engine}"], [f"{peer}{engine}" for peer in peers]) for engine in engines]
+    pairs.append(([name for name in names if ours in name], [name for name in names if ours not in name]))
+    lines, best = list[list[str]](), list[float]()
+    for run in runs:
+        results = run["contestants"]
+        speeds = {
+            name: 1000 / each["p50_ms"] if "p50_ms" in each else each["images_per_second"]
+            for name, each in results.items()
+        }
+        sides = [[max(speeds[name] for name in side if name in speeds) for side in pair] for pair in pairs]
+        ratios = [mine / theirs for mine, theirs in sides]
+        best.append(ratios[-1])
+        texts = [format_loadgen(results[name]) if name in results else "" for name in names]
+        lines.append([run["variant"], run["dtype"], run["scenario"], *texts, *(f"{ratio:.2f}" for ratio in ratios)])
+    labels = [name.replace("openvino", "OpenVINO").replace("onnxruntime", "ONNX Runtime") for name in names]
+    header = ["model", "dtype", "scenario", *labels, "hf_vit's times the faster peer's: OpenVINO", "torch", "best"]
+    caption = (
+        "SingleStream: ms, median (90th percentile, 99th of at least 1,000 queries). Offline: images/s, batches of 8. "
+        f"Best of all: {statistics.median(best):.2f} in the median, at least level in "
+        f"{sum(ratio >= 0.995 for ratio in best)} of {len(best)} cells. "
+        f"`mlperf.py`, {format_dates(runs)}, {runs[0]['hardware']['name']}, one thread of two; "
+        f"other processes used up to {max(run['others_load'] for run in runs):.1f} cores."
+    )
+    return markdown(header, lines, caption)
+
+
 # ---- README and index: the measurements of the first page
 
 

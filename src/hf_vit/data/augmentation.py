@@ -3,8 +3,8 @@
 The augmentation of an image in an epoch does not depend on loader workers, batch size, order or interruptions: every
 random number is a hash of seed, epoch, image and its own index, and not the next number of a shared generator.
 
-Cheap operations act on a whole batch of 8-bit pixels. torchvision's v2 transforms draw from torch's generator, so they
-run image by image, each with its own seed.
+Cheap operations act on a whole batch of 8-bit pixels. torchvision's v2 transforms draw from torch's generator, once for
+all images of a batch, so they run image by image, each with its own seed.
 """
 
 import random
