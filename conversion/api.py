@@ -32,7 +32,7 @@ from hf_vit.models.embeddings_hf_vit import resample_position_table
 from hf_vit.models.modeling_hf_vit import get_patch_token_slice
 from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import append_record, make_record
-from hf_vit.results.writing import explain_write_errors, replace_file
+from hf_vit.writing import explain_write_errors, replace_file
 
 # Largest difference allowed. Rounding in float32 grows with the values (tokens reach 10 and more inside the network),
 # so in float32 the difference is relative to the largest recorded value if that exceeds 1.

@@ -21,7 +21,7 @@ from hf_vit.families import refuse_regression
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import append_record, make_record
-from hf_vit.results.writing import explain_write_errors
+from hf_vit.writing import explain_write_errors
 
 SPELLINGS = ("newer", "older")
 

@@ -27,6 +27,7 @@ from hf_vit.conversion.readers import CheckpointReader, Companions, open_checkpo
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import download_model, guard_hub_access
 from hf_vit.results.redaction import redact_text
+from hf_vit.writing import cache_folder
 
 TIMM, WRAPPER = "timm:", "timm_wrapper"  # the second is the model_type of transformers' classes around timm's
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -218,10 +219,9 @@ def download(url: str, *, checked_later: bool = False) -> Path:
     Raises:
         UserError: the server refuses, fails several times in a row, or the file keeps changing.
     """
-    from huggingface_hub import cached_assets_path
     from huggingface_hub.utils import WeakFileLock
 
-    folder = cached_assets_path("hf_vit", "downloads", hashlib.sha256(url.encode()).hexdigest()[:16])
+    folder = cache_folder("downloads", hashlib.sha256(url.encode()).hexdigest()[:16])
     is_private = url.startswith("gs://") and importlib.util.find_spec("gcsfs") is not None
     try_download = _copy_from_bucket if is_private else _download_once
 

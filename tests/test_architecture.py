@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 RANKS = {
     "hf_vit_settings": -1,
     "errors": 0,
-    **dict.fromkeys(("environment", "display"), 1),
+    **dict.fromkeys(("environment", "writing", "display"), 1),
     **dict.fromkeys(("repositories", "models"), 2),
     "families": 3,
     **dict.fromkeys((PACKAGE, "variants"), 4),  # the package itself registers the families

@@ -43,7 +43,7 @@ from hf_vit.conversion.targets.target import OutgoingModel, Target
 from hf_vit.data.transforms import keeps_shapes, refuse_own_shapes
 from hf_vit.errors import UserError
 from hf_vit.families import get_problem_type
-from hf_vit.results.writing import diagnose_write_failure
+from hf_vit.writing import diagnose_write_failure
 
 LARGEST_BATCH = 64  # an ExecuTorch program plans its memory for this batch size
 

@@ -9,7 +9,7 @@ from hf_vit_cli.command import print_table
 from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
-    from hf_vit.cost import BesideTpu, BlogEstimate, CorrectedEstimate, CostSummary, MemoryPlan
+    from hf_vit.cost import BesideTpu, BlogEstimate, CorrectedEstimate, CostEstimate, CostSummary, MemoryPlan
 
 Rows = list[tuple[str, str]]
 
@@ -141,7 +141,7 @@ def _make_summary_rows(summary: "CostSummary") -> Rows:
     rows += [(f"  {part}", format_flops(2 * macs)) for part, macs in summary.macs.items()]
     if summary.training_flops is not None:
         rows.append((f"training on {summary.images:,.0f} images", format_flops(summary.training_flops)))
-    return rows + make_time_rows(summary)
+    return rows + _make_estimate_rows(summary.estimate) + make_measured_rows(summary)
 
 
 def _make_memory_rows(plan: "MemoryPlan") -> Rows:
@@ -215,16 +215,25 @@ def measure_rate(device: str) -> float:
     return matmul_flops_per_second(device, "bf16" if device.startswith("cuda") else "fp32")
 
 
-def make_time_rows(summary: "CostSummary") -> Rows:
-    """Return the rows for the estimated time of a training, and for the time of the last one."""
+def _make_estimate_rows(estimate: "CostEstimate | None") -> Rows:
+    """Return the rows for the estimated time and price of a training."""
     rows: Rows = []
-    if (estimate := summary.estimate) is not None:
-        details = f"{estimate.devices} x {format_flops(estimate.device_flops)}/s x {estimate.utilisation:.0%}"
+    if estimate is not None:
+        details = (
+            f"{estimate.devices} x {format_flops(estimate.device_flops)}/s x {estimate.utilisation:.0%} utilization"
+        )
         rows.append(("estimated time", f"{format_duration(estimate.seconds)} ({details})"))
         if estimate.dollars is not None:
             rows.append(
                 ("estimated price", f"${estimate.dollars:,.2f} ({estimate.device_hours:,.1f} h x ${estimate.price:g})")
             )
+    return rows
+
+
+def make_measured_rows(summary: "CostSummary") -> Rows:
+    """Return the rows for the time of the last training, beside the peak of the device if it is known."""
+    rows: Rows = []
+    estimate = summary.estimate
     run = summary.measured
     if run is not None and run.seconds:
         details = "on cached features" if run.flops_per_second is None else f"{format_flops(run.flops_per_second)}/s"

@@ -28,7 +28,7 @@ def data(
 
     from hf_vit.data import load_data
     from hf_vit.data.overview import draw_contact_sheet, note_imbalance, overview
-    from hf_vit.results.writing import write_atomically
+    from hf_vit.writing import write_atomically
 
     are_skipped = shared.pop("skip_bad_images")
     images = load_data(source, skip_bad_images=True, multi_label=True, target=target, **shared)

@@ -7,7 +7,7 @@ import typer
 
 from hf_vit_cli import options
 from hf_vit_cli.command import CONFIG, format_command, handle_interrupt, print_safely, print_table, print_tables
-from hf_vit_cli.cost import make_time_rows, measure_rate
+from hf_vit_cli.cost import make_measured_rows, measure_rate
 from hf_vit_cli.options import opt
 from hf_vit_settings import (
     AUGMENTATION_FIELDS,
@@ -177,7 +177,7 @@ def print_result(result: "FinetuneResult") -> None:
         ("expected calibration error", f"{test.ece:.2%}"),
         ("validation accuracy", f"{result.validation['accuracy']:.2%}"),
         ("best checkpoint", f"step {result.best_step:,} of {result.steps:,}"),
-        *make_time_rows(cost_summary(result.folder, device_flops=measure_rate(device), devices=devices)),
+        *make_measured_rows(cost_summary(result.folder, device_flops=measure_rate(device), devices=devices)),
     ]
     if result.trials:
         name = "tune" if "tune" in result.trials[0] else "learning_rate"

@@ -125,6 +125,13 @@ def files(tmp_path: Path) -> list[str]:
     return sorted(file.name for file in (tmp_path / "cache").rglob("*") if file.is_file() and file.name != ".lock")
 
 
+def test_a_file_in_place_of_the_cache_is_told(site, tmp_path: Path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match="remove a file in its place, or set HF_ASSETS_CACHE"):
+        fetch(site.url)
+
+
 def test_file_arrives_whole_and_once(site, tmp_path: Path):
     found = fetch(site.url + "?token=secret")
     assert found.path.read_bytes() == site.data

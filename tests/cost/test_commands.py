@@ -85,7 +85,7 @@ def test_a_trained_folder_shows_the_estimate_beside_the_measured_time(run, tmp_p
     assert told["estimate"]["seconds"] == pytest.approx(told["training_flops"] / 0.5e9)
     code, out, _ = run("cost", folder, "--device-flops", "here")
     assert code == 0
-    for words in ("estimated time", "measured time", "10.0 s", "Some CPU", "training on 800 images"):
+    for words in ("estimated time", "40% utilization", "measured time", "10.0 s", "Some CPU", "training on 800 images"):
         assert words in out
 
 

@@ -202,6 +202,26 @@ def test_a_table_is_not_all_that_its_images_depend_on(kind, tmp_path, monkeypatc
     assert changed.seen == load_data(tmp_path).seen != first.seen
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_images_of_other_splits_are_not_read(others, tmp_path, monkeypatch):
+    """A split is the same without them; for the fingerprint of the whole data they are hashed, not decoded."""
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache"))
+    for split in ("train", "test"):
+        make_folder(tmp_path / "pets" / split, {"cat": 20, "dog": 20} if split == "train" else {"dog": 9})
+    whole = load_data(tmp_path / "pets")
+    part = load_data(tmp_path / "pets", splits=["test"], hash_others=others)
+    assert list(part.splits) == (list(SPLITS) if others else ["test"])
+    assert (part.fingerprint == whole.fingerprint) is others
+    assert (part.label_names, contents(part, "test")) == (whole.label_names, contents(whole, "test"))
+    cut = load_data(tmp_path / "pets", splits=["validation"], hash_others=others)
+    assert contents(cut, "validation") == contents(whole, "validation")
+    bad = tmp_path / "pets" / "train" / "cat" / "000.png"
+    bad.write_bytes(bad.read_bytes()[:40])
+    with pytest.raises(UserError, match="cat/000"):
+        load_data(tmp_path / "pets", splits=["train"], hash_others=others)
+    assert load_data(tmp_path / "pets", splits=["test"], hash_others=others).seen["test"] == whole.seen["test"]
+
+
 def test_a_cache_that_cannot_be_written_stops_no_command(folder, tmp_path, monkeypatch):
     wanted = load_data(folder).fingerprint
     (tmp_path / "file").touch()

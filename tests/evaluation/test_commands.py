@@ -253,6 +253,7 @@ def test_predict_refuses_in_one_line_or_leaves_bad_images_out(command, fails, sa
     fails(("predict", model, good, "--output", tmp_path / "t.xlsx"), "ends in .csv or .parquet")
     pattern = tmp_path / "*.jpg"
     fails(("predict", model, pattern, "--output", tmp_path / "t.csv"), f"no image matches {pattern}")
+    fails(("predict", tmp_path / "no model", pattern), f"no image matches {pattern}")  # before the model is loaded
     assert not list(tmp_path.glob("*t.csv*"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     fails(("predict", model, good), "good.png is too large", "resize the image")

@@ -28,7 +28,7 @@ from hf_vit.evaluation import embed, embedding
 from hf_vit.loading import load_model
 from hf_vit.loading.pixels import keep_image_sizes
 from hf_vit.results.delivery import prepare_output
-from hf_vit.results.writing import write_atomically
+from hf_vit.writing import write_atomically
 from hf_vit_cli.main import main
 
 SIZES = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)

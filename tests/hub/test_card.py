@@ -39,8 +39,8 @@ from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import RESULTS_FILE, make_results_file
 from hf_vit.loading.model import load_model
 from hf_vit.results.facts import DataFact, Facts, Record, append_record
-from hf_vit.results.writing import write_atomically
 from hf_vit.training.recipes.registry import find_recipe
+from hf_vit.writing import write_atomically
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

@@ -14,7 +14,7 @@ from hf_vit import UserError
 from hf_vit.errors import explain_refusal
 from hf_vit.results.delivery import _find_foreign_files, deliver_folder, prepare_output
 from hf_vit.results.facts import append_record, make_record
-from hf_vit.results.writing import explain_write_errors, make_hidden_path, write_atomically
+from hf_vit.writing import explain_write_errors, make_hidden_path, write_atomically
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_what_a_process_of_the_same_number_left_goes(tmp_path: Path, monkeypatch
     earlier.mkdir()
     write_atomically(tmp_path / "facts.json", "whole")
     assert mine.exists()
-    monkeypatch.setattr("hf_vit.results.writing._TOKENS", set[str]())
+    monkeypatch.setattr("hf_vit.writing._TOKENS", set[str]())
     write_atomically(tmp_path / "facts.json", "whole")
     assert prepare_output(tmp_path / "model") == tmp_path / "model"
     assert {path.name for path in tmp_path.iterdir()} == {"facts.json", "model"}

@@ -41,6 +41,13 @@ def train(colours, tmp_path):
     return run
 
 
+def test_a_file_in_place_of_the_cache_is_told_before_any_work(train, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match="remove a file in its place, or set HF_ASSETS_CACHE"):
+        train("none", data="nothing is read", cache_features=True)
+
+
 @pytest.mark.parametrize(
     ("config", "settings"),
     [

@@ -20,7 +20,7 @@ from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Mode, Runtime
 from hf_vit.data import ImageData, eval_transform, load_data, to_rgb
 from hf_vit.data.transforms import refuse_own_shapes
 from hf_vit.errors import UserError
-from hf_vit.results.writing import diagnose_write_failure
+from hf_vit.writing import diagnose_write_failure
 
 # Images that set ranges, choose the parts that stay in float, and measure the result: the most used, the least needed.
 # With 64 images for ranges, values of other images were cut off.

@@ -27,7 +27,7 @@ import torch
 from hf_vit.conversion.targets.graphs.preprocessing import DECODING, NODE_PREFIX
 from hf_vit.environment import emulates_bfloat16, has_avx2_alone, sums_int8_in_16_bits
 from hf_vit.errors import UserError
-from hf_vit.results.writing import make_scratch_folder, replace_file
+from hf_vit.writing import make_scratch_folder, replace_file
 
 Outputs = dict[str, torch.Tensor]
 EXTENSIONS = "onnxruntime_extensions"

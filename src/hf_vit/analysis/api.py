@@ -44,7 +44,7 @@ from hf_vit.loading.optimizing import describe_engine, record_engine
 from hf_vit.results.documents import Document, ModelInput, list_differing_fields
 from hf_vit.results.facts import Facts, Record, append_record, is_recorded, make_record
 from hf_vit.results.figures import PictureFormat, encode_figure, render_report
-from hf_vit.results.writing import write_atomically
+from hf_vit.writing import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

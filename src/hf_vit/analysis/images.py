@@ -91,7 +91,7 @@ def open_images(source: object, num_images: int = 128, *, split: str = "test", s
             images = read_image_files(path.resolve().name, [files[index] for index in order], num_images)[0]
             images.notes.extend(notes)
             return images
-    return _draw_from_data(load_data(str(source), skip_bad_images=True), num_images, split, seed)
+    return _draw_from_data(load_data(str(source), skip_bad_images=True, splits=[split]), num_images, split, seed)
 
 
 def read_image_files(name: str, files: Sequence[Path], limit: int | None = None) -> tuple[AnalysisImages, list[Path]]:

@@ -17,7 +17,7 @@ from hf_vit.families import find_family
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.pages.graph import count_inner_values
 from hf_vit.results.figures import encode_figure
-from hf_vit.results.writing import write_atomically
+from hf_vit.writing import write_atomically
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -23,7 +23,7 @@ from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.facts import DataFact
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
-from hf_vit.results.writing import write_atomically
+from hf_vit.writing import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -330,7 +330,7 @@ def diff(
     )
     if data is None:
         return difference
-    images = load_data(data, image_size=models[0].image_size, **options, check=False)
+    images = load_data(data, image_size=models[0].image_size, **options, check=False, splits=[split], hash_others=True)
     examinations = [Examination(loaded, images, split, num_images, batch_size, seed, progress) for loaded in models]
     accuracy = compare_predictions(*examinations)
     return replace(difference, data=examinations[0].fact(accuracy.num_images), accuracy=accuracy)

@@ -40,7 +40,7 @@ from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.pages.making import make_page
 from hf_vit.results.documents import Document, ModelInput
 from hf_vit.results.facts import DataFact, Facts
-from hf_vit.results.writing import make_scratch_folder
+from hf_vit.writing import make_scratch_folder
 
 NAME = "doors.json"
 MAX_IMAGES = 1000

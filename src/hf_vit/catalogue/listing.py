@@ -30,8 +30,8 @@ from hf_vit.repositories.hub import retry
 from hf_vit.repositories.reading import CONFIG, guard_hub_access
 from hf_vit.results.facts import DataFact, Facts, as_fraction
 from hf_vit.results.figures import render_report
-from hf_vit.results.writing import write_atomically
 from hf_vit.variants import VARIANTS, list_variant_names, variant_config
+from hf_vit.writing import write_atomically
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo

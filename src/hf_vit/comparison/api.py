@@ -55,8 +55,8 @@ from hf_vit.loading.pixels import PixelScale
 from hf_vit.results.documents import list_differing_fields
 from hf_vit.results.facts import DataFact, append_record, is_recorded, lock_folder, make_record
 from hf_vit.results.figures import save_figure
-from hf_vit.results.writing import explain_write_errors, reject_url, write_atomically
 from hf_vit.speed.measuring import BUSY, count_flops, measure_forwards
+from hf_vit.writing import explain_write_errors, reject_url, write_atomically
 
 HEAD, PROBE = "head", "linear probe"
 # The logit of a class without a training image, so that it is never predicted.
@@ -408,6 +408,7 @@ def compare(
             if isinstance(data, str):
                 size = _choose_image_size(loaded, image_size) if is_builtin(data) else None
                 columns: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
+                columns |= dict(splits=[split, *(("train", "validation") if probe else ())], hash_others=True)
                 data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns, check=False)
             if data.readers:
                 raise UserError(f"'{data.name}' is a stream, which cannot be read twice; leave --streaming out")

@@ -3,13 +3,14 @@
 import hashlib
 import io
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -36,10 +37,15 @@ _TAIL = 64
 # With fewer images the scan is too short for a progress bar.
 PROGRESS_FROM = 2000
 _SCANNED_AT_ONCE, _PER_THREAD = 1024, 16
+# Two threads decode images of fewer pixels more slowly than one, as they wait for each other.
+_ALONE_PIXELS = 48 * 48
+_WAITING = 5  # a thread waits for a slow disk or a store if it takes so many times the seconds that it computes
 _PHOTOGRAPH = 1 << 20  # bytes of a JPEG whose pixels are too many to keep
 _KEPT_OF_MEAN = 2  # an image of more than so many times the mean that fits is not kept
 _REMEDY = "replace or remove such images, or add --skip-bad-images (skip_bad_images=True) to leave them out"
 Result = TypeVar("Result")
+# How much of an image is looked at. Hash, header and end of PNG and JPEG files show truncation, but not damaged pixels.
+ScanDepth = Literal["pixels", "header", "hash"]
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -324,18 +330,17 @@ def scan_images(
     split: str,
     annotate: Callable[[int, ImageScan], ImageScan] | None = None,
     *,
-    decode: bool = True,
+    depth: ScanDepth = "pixels",
     kept_bytes: int = 0,
     recall: Callable[[int, Mapping[str, Any], str, int], ImageScan | None] | None = None,
 ) -> list[ImageScan]:
-    """Decode every image of a table once, in threads, and return the scans; show a progress bar if there are many.
+    """Decode every image of a table once and return the scans; show a progress bar if there are many.
 
     Args:
         table: with the column "image".
         split: for names and the progress bar.
         annotate: adds the annotation of a row to the scan of a readable image, see `ImageTables.annotate`.
-        decode: without it only hash, header and end of PNG and JPEG files are looked at, which finds truncated files
-            but not damaged pixels.
+        depth: what is looked at; hashes alone give scans without a size.
         kept_bytes: the scans keep the pixels of all images if these are at most so many bytes.
         recall: returns an earlier scan of a stored image, given its row, itself, its default name and the bytes of an
             image that is kept, or None.
@@ -354,8 +359,10 @@ def scan_images(
             parts = [range(first, min(len(rows), first + _PER_THREAD)) for first in range(0, len(rows), _PER_THREAD)]
             # The pixels of a few photographs fill the memory before the mean of all images shows that they do not fit.
             largest = _KEPT_OF_MEAN * kept_bytes // total
-            scan_part = partial(_scan_rows, rows, f"{split} image", start, decode, largest, recall)
-            for row, scan in enumerate(chain.from_iterable(pool.map(scan_part, parts)), start=start):
+            scan_part = partial(_scan_rows, rows, f"{split} image", start, depth, largest, recall)
+            first, is_alone = _scan_first(scan_part, parts[0])
+            others = map(scan_part, parts[1:]) if is_alone else pool.map(scan_part, parts[1:])
+            for row, scan in enumerate(chain(first, chain.from_iterable(others)), start=start):
                 scans.append(scan if annotate is None or scan.problem else annotate(row, scan))
             used = sum(map(_count_kept, scans[start:]), used)
             is_whole = all(scan.pixels is not None or scan.problem for scan in scans[start:])
@@ -366,11 +373,19 @@ def scan_images(
     return scans
 
 
+def _scan_first(scan_part: Callable[[range], list[ImageScan]], part: range) -> tuple[list[ImageScan], bool]:
+    """Return the scans of a part, and whether one thread scans such images fastest: small ones of a quick disk."""
+    wall, busy = time.perf_counter(), time.thread_time()
+    scans = scan_part(part)
+    is_waiting = time.perf_counter() - wall > _WAITING * (time.thread_time() - busy)
+    return scans, not is_waiting and sum(scan.height * scan.width for scan in scans) < _ALONE_PIXELS * len(scans)
+
+
 def _scan_rows(
     rows: Sequence[Any],
     name: str,
     start: int,
-    decode: bool,
+    depth: ScanDepth,
     kept_bytes: int,
     recall: Callable[[int, Mapping[str, Any], str, int], ImageScan | None] | None,
     part: range,
@@ -383,9 +398,11 @@ def _scan_rows(
         scan = recall(start + index, stored, default_name, kept_bytes) if recall else None
         if scan is None:
             scan, content = _hash_image(stored, default_name)
-            quick = None
-            if scan.problem is None and (not decode or len(content) >= _PHOTOGRAPH):
-                quick = _scan_photograph(scan, content) if decode else _scan_header(scan, content)
+            quick = scan if depth == "hash" else None
+            if depth == "header" and scan.problem is None:
+                quick = _scan_header(scan, content)
+            elif depth == "pixels" and scan.problem is None and len(content) >= _PHOTOGRAPH:
+                quick = _scan_photograph(scan, content)
             if quick is not None:
                 scan = quick
             else:

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,7 @@ from hf_vit.data.builtin import SPLIT_NUMBERS, digits, photos
 from hf_vit.data.fingerprints import hash_content, hash_images, hash_states, list_file_states, note_duplicates
 from hf_vit.data.fractals import Fractals
 from hf_vit.data.image_data import ImageData, get_tables, make_streams
-from hf_vit.data.images import ImageScan, keep_good, note_dark_images, scan_images, shorten_path
+from hf_vit.data.images import ImageScan, ScanDepth, keep_good, note_dark_images, scan_images, shorten_path
 from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabeled, list_column, note_similar_names
 from hf_vit.data.reading import (
     Columns,
@@ -57,6 +57,8 @@ def load_data(
     seed: int = SPLIT_SEED,
     check: bool = True,
     keep: bool = False,
+    splits: Collection[str] | None = None,
+    hash_others: bool = False,
 ) -> ImageData:
     """Load labeled images by name, path or Hub id, and check them before any training.
 
@@ -82,6 +84,9 @@ def load_data(
         check: decode every image now. Without it only hash, header and end of PNG and JPEG files are looked at, and
             damaged pixels raise UserError when they are read. `skip_bad_images` always checks.
         keep: keep the decoded pixels if they are at most 256 MiB, so that training need not decode them again.
+        splits: the splits of images with classes whose images are read, None for all; a split that is cut needs those
+            of train. The data lacks the other splits, and its fingerprint does not cover them.
+        hash_others: keep the other splits and the fingerprint of the whole data, for which their images are hashed.
 
     Returns:
         The data. Missing validation and test splits were cut from train, about 10% each, by a hash of every image's
@@ -120,7 +125,12 @@ def load_data(
                 data = _stream_tables(data_source, tables, skip_bad_images, seed)
             else:
                 check = check or skip_bad_images
-                data = _load_tables(data_source, tables, image_column, skip_bad_images, seed, check, keep)
+                others = _find_others(tables, splits)
+                # Bad images are no part of the fingerprint, and hashes do not show them.
+                hashed = others if hash_others and not skip_bad_images else []
+                left_out = [] if hash_others else others
+                reading = image_column, skip_bad_images, seed, check, keep, hashed, left_out
+                data = _load_tables(data_source, tables, *reading)
     if data.multi_label and not multi_label:
         raise UserError(
             f"'{data.name}' is multi-label, but this needs one class per image; use hf-vit finetune without a "
@@ -244,28 +254,40 @@ def _load_tables(
     seed: int,
     check: bool,
     keep: bool,
+    hashed: Collection[str] = (),
+    left_out: Collection[str] = (),
 ) -> ImageData:
-    """Return tables as data: scan every image, leave out bad ones, and cut missing splits."""
+    """Return tables as data: scan every image, leave out bad ones, and cut missing splits.
+
+    The images of the splits in `hashed` are only hashed, those in `left_out` not even read.
+    """
     import datasets
 
     scans: dict[str, list[ImageScan]] = {}
     kept_bytes = _KEPT_BYTES if keep else 0
     memories: list[ScanMemory] = []
+    missing = list_missing_splits(list(tables.images))
+    for split in left_out:
+        del tables.images[split]
     for split, table in tables.images.items():
         annotate = partial(tables.annotate, split) if tables.target != "label" else None
         memory = ScanMemory(source, split, image_column, decode=check)
         memories.append(memory)
-        scans[split] = scan_images(table, split, annotate, decode=check, kept_bytes=kept_bytes, recall=memory.recall)
-        memory.store(scans[split])
+        how: ScanDepth = "hash" if split in hashed else "pixels" if check else "header"
+        scans[split] = scan_images(table, split, annotate, depth=how, kept_bytes=kept_bytes, recall=memory.recall)
+        if split not in hashed:
+            memory.store(scans[split])
         kept_bytes -= sum(len(scan.pixels or b"") for scan in scans[split])
-    rows, bad = keep_good(scans, (1, 1), skip_bad_images)
+    checked = {split: images for split, images in scans.items() if split not in hashed}
+    rows, bad = keep_good(checked, (1, 1), skip_bad_images)
+    rows |= {split: list(range(len(scans[split]))) for split in hashed}
     good_scans = {split: [scans[split][row] for row in rows[split]] for split in scans}
     tables.conclude(good_scans)
     data = _make_data(source, tables, files=list_file_states(source, contents=False))
     data.seen = good_scans
     data.skipped = list(map(shorten_path, bad))
     data.notes += note_recalled(memories, sum(map(len, scans.values())))
-    _set_splits(data, {split: tables.select_rows(split, rows[split]) for split in scans}, seed)
+    _set_splits(data, {split: tables.select_rows(split, rows[split]) for split in scans}, missing, seed)
     data.notes += note_duplicates(get_tables(data), data.seen, data.label_names)
     peak = max((image.peak for images in data.seen.values() for image in images), default=0)
     data.notes += note_dark_images(peak, 16)
@@ -282,7 +304,7 @@ def _stream_tables(source: DataSource, tables: ImageTables, skip_bad_images: boo
         raise UserError(f"'{source.name}' is multi-label and cannot be read as a stream; leave --streaming out")
     data = _make_data(source, tables, files=list_file_states(source))
     data.fingerprint = hash_states(data.files)
-    _set_splits(data, tables.images, seed)
+    _set_splits(data, tables.images, list_missing_splits(list(tables.images)), seed)
     return _shuffle_streams(data, skip_bad_images)
 
 
@@ -340,10 +362,17 @@ def _make_label_map(name: str, raw: RawTables, values: list[Any]) -> LabelMap:
     return labels
 
 
-def _set_splits(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> None:
-    """Set the splits of `data`, with missing ones cut from train."""
+def _find_others(tables: ImageTables, splits: Collection[str] | None) -> list[str]:
+    """Return the splits whose images are not needed for `splits`; none if one of these does not exist."""
+    cut = list_missing_splits(list(tables.images))
+    needed = {"train" if split in cut else split for split in splits or tables.images}
+    return [split for split in tables.images if split not in needed] if needed <= tables.images.keys() else []
+
+
+def _set_splits(data: ImageData, splits: "dict[str, Dataset]", missing: Sequence[str], seed: int) -> None:
+    """Set the splits of `data`, with missing ones cut from train if it was read."""
     data.splits = splits
-    data.cut = tuple(list_missing_splits(list(splits)))
+    data.cut = tuple(missing if "train" in splits else ())
     if not data.cut:
         return
     train = splits["train"]
@@ -354,7 +383,8 @@ def _set_splits(data: ImageData, splits: "dict[str, Dataset]", seed: int) -> Non
     else:  # images with masks or objects are cut as if they had one class
         rows_by_split, notes = cut_rows(digests, [0] * len(train), ["image"], data.cut, seed=seed)
     cut_tables = {split: train.select(rows) for split, rows in rows_by_split.items()}
-    data.splits = {split: cut_tables[split] if split in cut_tables else splits[split] for split in SPLITS}
+    all_tables = splits | cut_tables
+    data.splits = {split: all_tables[split] for split in SPLITS if split in all_tables}
     if scans is not None:
         data.seen = data.seen | {split: [scans[row] for row in rows.tolist()] for split, rows in rows_by_split.items()}
     sizes = " and ".join(f"{len(cut_tables[split])} images for {split}" for split in data.cut)

@@ -10,18 +10,18 @@ import hashlib
 import io
 import os
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, final
 
 import numpy as np
 import PIL
-from huggingface_hub import cached_assets_path
 
 from hf_vit.data.images import ImageScan
 from hf_vit.data.sources import DataSource
+from hf_vit.errors import UserError
 from hf_vit.repositories.stores import is_store_url
+from hf_vit.writing import cache_folder, write_atomically
 
 OFF = "HF_VIT_CHECK_ALL"
 _VERSION = f"1 {PIL.__version__}"  # of the file's layout, and of what decodes images
@@ -62,7 +62,7 @@ class ScanMemory:
             return
         is_table = source.kind in ("parquet", "webdataset", "idx")
         # Of all splits, as the range of numbers in all of them decides how pixels without a file are encoded.
-        table_files = [str(path) for _, path in source.name_files()]
+        table_files = (str(path) for _, path in source.name_files())
         self._table_state = _describe_files(table_files, self._start) if is_table else None
         if self._table_state and column is not None:
             self._table_state += f"\n{column}"
@@ -70,8 +70,8 @@ class ScanMemory:
         name = f"{source.kind} {source.name} {os.path.commonpath(folders)} {split}"
         digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
         try:
-            self._path = cached_assets_path("hf_vit", "scans", "data") / f"{digest[:32]}.npz"
-        except (OSError, ValueError):  # the cache cannot be written, or a file is in its place
+            self._path = cache_folder("scans", "data") / f"{digest[:32]}.npz"
+        except UserError:
             self._is_off = True
         else:
             self._read()
@@ -142,12 +142,8 @@ class ScanMemory:
         file = io.BytesIO()
         np.savez(file, **columns)
         content = file.getvalue()
-        temporary = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex}")
-        with suppress(OSError):
-            temporary.write_bytes(hashlib.sha256(content).digest() + content)
-            temporary.replace(self._path)
-        with suppress(OSError):
-            temporary.unlink()
+        with suppress(UserError):
+            write_atomically(self._path, hashlib.sha256(content).digest() + content)
 
 
 def note_recalled(memories: Iterable[ScanMemory], total: int) -> list[str]:

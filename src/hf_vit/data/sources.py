@@ -68,8 +68,9 @@ class DataSource:
                 yield f"{split}/{path.name}", path
         for split, classes in self.folder.items():
             for label, paths in classes.items():
+                prefix = "".join(f"{part}/" for part in (split, label) if part)
                 for path in paths:
-                    yield "/".join(part for part in (split, label, path.name) if part), path
+                    yield f"{prefix}{path.name}", path
 
 
 def is_builtin(source: str) -> bool:
@@ -272,7 +273,7 @@ def _group_by_class(
     if empty:
         raise UserError(f"class folder '{folder_name}/{empty[0]}' holds no images; add some, or remove the folder")
     classes: dict[str, list[Path]] = {}
+    labels = {name: normalize_name(name) or name for name in names}
     for parts in images_of_classes:
-        label = normalize_name(parts[depth]) or parts[depth]
-        classes.setdefault(label, []).append(root / "/".join(parts))
+        classes.setdefault(labels[parts[depth]], []).append(root.joinpath(*parts))
     return classes

@@ -90,7 +90,10 @@ def assign_split(digest: str, missing: Sequence[str], *, seed: int) -> str:
 
     The result depends on no other image, so every worker and every machine assigns the image to the same split.
     """
-    position = _hash_to_unit(digest, seed)
+    return _find_band(_hash_to_unit(digest, seed), missing)
+
+
+def _find_band(position: float, missing: Sequence[str]) -> str:
     return next((name for name in missing if _BANDS[name][0] <= position < _BANDS[name][1]), "train")
 
 
@@ -123,11 +126,12 @@ def cut_rows(
         for number in list_classes(label):
             contents_of.setdefault(number, set()).add(digest)
     _refuse_small_classes(contents_of, label_names, missing)
+    positions = {digest: _hash_to_unit(digest, seed) for digest in digests}
     classes = {
-        label: sorted(contents_of[label], key=lambda digest: (_hash_to_unit(digest, seed), digest))
+        label: sorted(contents_of[label], key=lambda digest: (positions[digest], digest))
         for label in sorted(contents_of)
     }
-    assignment = {digest: assign_split(digest, missing, seed=seed) for digest in digests}
+    assignment = {digest: _find_band(position, missing) for digest, position in positions.items()}
     notes: list[str] = []
     for label, contents in classes.items():
         if all(assignment[digest] != "train" for digest in contents):

@@ -125,6 +125,7 @@ def predict(
         UserError: the model has no class names, an image is missing or unreadable, or an option does not fit the model.
     """
     image_paths = [images] if isinstance(images, str | os.PathLike) else images
+    num_images = sum(1 for _ in list_image_files(image_paths))  # refuses missing images before the model is loaded
     is_dense = _find_dense_task(model) is not None
     is_named = isinstance(model, str | os.PathLike)
     if runner == "ray" and (is_dense or not is_named):
@@ -148,8 +149,9 @@ def predict(
         if max_num_patches is not None:
             loaded = keep_image_sizes(loaded, max_num_patches)
             optimize = False
-        count = sum(1 for _ in list_image_files(image_paths)) if optimize and is_named else None
-        engine, remote = prepare_engine(loaded, model, count, ray, optimize=optimize, max_num_patches=max_num_patches)
+        engine, remote = prepare_engine(
+            loaded, model, num_images, ray, optimize=optimize, max_num_patches=max_num_patches
+        )
         if engine is not None and report is not None:
             report(describe_engine(engine))
         options |= {"top": top, "draft": draft, "remote": remote}

@@ -49,7 +49,7 @@ from hf_vit.repositories.stores import (
 )
 from hf_vit.results.facts import lock_folder
 from hf_vit.results.redaction import redact_values
-from hf_vit.results.writing import explain_write_errors, reject_url, remove_leftovers, write_atomically
+from hf_vit.writing import explain_write_errors, reject_url, remove_leftovers, write_atomically
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
@@ -205,6 +205,7 @@ def embed(
             image_column=image_column,
             label_column=label_column,
             check=False,
+            splits=splits,
         )
         selected = list(dict.fromkeys(splits or images.splits))
         if optimize and features is None and settings.max_num_patches is None and not (ray is not None and ray.gpus):

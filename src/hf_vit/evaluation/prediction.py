@@ -28,7 +28,7 @@ from hf_vit.loading.outputs import detect, get_dense_task, segment
 from hf_vit.repositories.stores import StoreError, is_folder, is_store_url, match_objects, to_path, write_object
 from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import Facts, as_fraction
-from hf_vit.results.writing import explain_write_errors, make_scratch_folder, replace_file
+from hf_vit.writing import explain_write_errors, make_scratch_folder, replace_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,7 +17,7 @@ from hf_vit.results.facts import Facts, Record, append_record, make_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import count_trained
-from hf_vit.results.writing import write_atomically
+from hf_vit.writing import write_atomically
 
 logger = logging.getLogger(__name__)
 PICTURE_PREFIX = "evaluation_"

@@ -16,7 +16,7 @@ from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, keeps_shapes, list_e
 from hf_vit.hub.published_results import parse_hub_id
 from hf_vit.repositories.hub import check_repo_id
 from hf_vit.results.facts import Facts, lock_folder
-from hf_vit.results.writing import write_atomically
+from hf_vit.writing import write_atomically
 
 MARKER = "<!-- Rendered by hf-vit from facts.json and config.json; edits here are lost when it is rendered again. -->"
 _JOULES_PER_KWH = 3.6e6

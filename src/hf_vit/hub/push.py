@@ -34,7 +34,7 @@ from hf_vit.repositories.hub import (
 )
 from hf_vit.results.facts import Facts, Record
 from hf_vit.results.redaction import find_secret
-from hf_vit.results.writing import make_scratch_folder
+from hf_vit.writing import make_scratch_folder
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PreTrainedModel

@@ -19,7 +19,7 @@ from hf_vit.hub.example import make_example
 from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, keeps_shapes, list_weights, read_config
 from hf_vit.repositories.hub import check_repo_id, retry
 from hf_vit.repositories.reading import check_references, guard_hub_access, list_indexed_files
-from hf_vit.results.writing import make_scratch_folder
+from hf_vit.writing import make_scratch_folder
 
 _BLOCK = re.compile(r"^(`{3,})python\n(.*?)^\1`*\s*$", re.MULTILINE | re.DOTALL)
 _REPO_LINE = re.compile(r'^repo = "(.*)"$', re.MULTILINE)

@@ -30,7 +30,7 @@ from hf_vit.hub.model_folder import CARD_NAME, PAGE_NAME
 from hf_vit.pages.description import describe_model
 from hf_vit.pages.graph import count_inner_values, write_graph
 from hf_vit.results.delivery import deliver_folder, prepare_output
-from hf_vit.results.writing import explain_write_errors
+from hf_vit.writing import explain_write_errors
 
 # Limit for weights and maps: WebAssembly has 4 GB, and the browser holds the file and its decoded content.
 MAX_BYTES = 10**9
@@ -75,7 +75,7 @@ def make_page(
     target = prepare_output(output)
     check_runtime(runtime)
     OnnxGraph().require_libraries()
-    examples = None if images is None else load_data(images, skip_bad_images=True)
+    examples = None if images is None else load_data(images, skip_bad_images=True, splits=["test"])
     with quiet_transformers(), deliver_folder(target) as folder:
         names = shorten_names(models)
         descriptions = [

@@ -1,1 +1,1 @@
-"""Results and how they are written: records, figures, reports, and files that appear complete or not at all."""
+"""Results and how they are written: records, figures, reports, and folders that appear complete or not at all."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hf_vit.errors import UserError
 from hf_vit.results.facts import FACTS_NAME, Facts
-from hf_vit.results.writing import explain_write_errors, make_hidden_path, reject_url, remove_leftovers
+from hf_vit.writing import explain_write_errors, make_hidden_path, reject_url, remove_leftovers
 
 # Files that training, convert and export write, and those that card, evaluate and analyze add.
 _OUR_FILES = re.compile(

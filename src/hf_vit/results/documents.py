@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from hf_vit.environment import list_versions, read_hardware
 from hf_vit.errors import UserError
 from hf_vit.results.redaction import redact_command, redact_values
-from hf_vit.results.writing import write_atomically
+from hf_vit.writing import write_atomically
 
 
 class ModelInput(BaseModel):

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hf_vit.results.writing import write_atomically
+from hf_vit.writing import write_atomically
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from hf_vit.results.writing import write_atomically
+from hf_vit.writing import write_atomically
 
 TRAINED_NAME = "training_images.txt"
 _DIGITS = 16  # digits of a hash; two of a million images collide with a probability of 1 in 30 million

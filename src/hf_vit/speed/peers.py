@@ -34,7 +34,6 @@ from hf_vit.inference.optimize import compile_frozen, optimize_for_inference
 from hf_vit.inference.packing import pack
 from hf_vit.inference.plan import make_plan
 from hf_vit.models.configuration_hf_vit import HfBaseConfig, HfViTBaseConfig, HfViTConfig
-from hf_vit.results.writing import make_scratch_folder
 from hf_vit.speed.measuring import (
     Quartiles,
     compute_quartiles,
@@ -45,6 +44,7 @@ from hf_vit.speed.measuring import (
     take_turns,
 )
 from hf_vit.variants import variant_config
+from hf_vit.writing import make_scratch_folder
 
 NUM_LABELS = 1000
 # Names of hybrids in timm; its R50+B/16 has a stride of 16 px too.

@@ -18,9 +18,9 @@ from hf_vit.loading.model import get_label_names
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import Facts
-from hf_vit.results.writing import explain_write_errors, make_scratch_folder, remove_leftovers
 from hf_vit.training.api import finetune
 from hf_vit.training.tasks.task import FinetuneResult
+from hf_vit.writing import explain_write_errors, make_scratch_folder, remove_leftovers
 from hf_vit_settings import FinetuneOptions
 
 # Program of the new process, which uses only transformers; importing hf_vit raises an error.

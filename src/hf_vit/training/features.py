@@ -16,7 +16,6 @@ from typing import Any, cast, final
 
 import PIL
 import torch
-from huggingface_hub import cached_assets_path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
@@ -31,9 +30,9 @@ from hf_vit.evaluation.reading import evaluation_mode, show_progress
 from hf_vit.loading.model import load_model
 from hf_vit.models.configuration_hf_vit import RATES
 from hf_vit.models.modeling_hf_vit import get_class_token_index
-from hf_vit.results.writing import write_atomically
 from hf_vit.training.plan import Run
 from hf_vit.training.processes import run_main_process_first
+from hf_vit.writing import cache_folder, write_atomically
 
 _IMAGES_PER_FILE, _BATCH = 1024, 64
 _RANDOM_FIELDS = (*RATES, "rotary_shift", "rotary_jitter", "rotary_rescale")
@@ -102,7 +101,7 @@ def _load_split(run: Run, split: str, transform: Any) -> FeatureImages:
         "versions": list_versions() | {"pillow": PIL.__version__},  # which decodes images
     }
     key = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-    folder = cached_assets_path("hf_vit", "features", key[:32])
+    folder = cache_folder("features", key[:32])
     table = cast(Any, run.data.split(split))
     rows = [range(first, min(first + _IMAGES_PER_FILE, len(table))) for first in range(0, len(table), _IMAGES_PER_FILE)]
     files = [folder / f"{part.start:09d}.safetensors" for part in rows]

@@ -11,10 +11,10 @@ import torch
 
 from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.errors import UserError
-from hf_vit.results.writing import make_scratch_folder
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.run import Job, check, open_start, prepare
 from hf_vit.training.tasks.classification import Classification
+from hf_vit.writing import make_scratch_folder
 from hf_vit_settings import FinetuneOptions
 
 # Turns of every measurement, of which the median is reported.

@@ -45,7 +45,6 @@ from hf_vit.results.facts import DataFact, append_record, make_record
 from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import write_trained
-from hf_vit.results.writing import remove_leftovers, write_atomically
 from hf_vit.training.features import refuse_random_model, restore_backbone
 from hf_vit.training.plan import (
     Job,
@@ -73,6 +72,7 @@ from hf_vit.training.trainer.distributed import gather_model
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import import_timm_optim
 from hf_vit.training.trainer.sharing import check_before
+from hf_vit.writing import cache_folder, remove_leftovers, write_atomically
 
 ReportLine = Callable[[str], None]
 
@@ -167,6 +167,8 @@ def _check_caching(task: Task[Any], job: Job) -> None:
     ):
         if is_wrong:
             raise UserError(f"--cache-features {reason}, or leave --cache-features out")
+    with suppress(OSError):  # a cache that cannot be written raises UserError; empty folders are removed again
+        os.removedirs(cache_folder("features"))
 
 
 @contextmanager

@@ -23,9 +23,9 @@ from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import append_record, make_record
 from hf_vit.results.trained_images import write_trained
-from hf_vit.results.writing import explain_write_errors
 from hf_vit.training.trainer.distributed import get_local_parts
 from hf_vit.training.trainer.weights import widen
+from hf_vit.writing import explain_write_errors
 
 # Fields of a config that do not change the function that is computed.
 _IRRELEVANT = {
@@ -118,6 +118,7 @@ def make_soup(
         loaded = _load_classifiers(models, device)
         reading: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
         reading |= dict(image_size=loaded[0].image_size, skip_bad_images=skip_bad_images, check=False)
+        reading |= dict(splits=("validation", "test"), hash_others=True)
         images = None if data is None else load_data(data, **reading)
 
         def measure(model: nn.Module, split: str) -> ProtocolRun | None:

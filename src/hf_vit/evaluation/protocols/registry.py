@@ -171,7 +171,8 @@ def evaluate_protocol(
         if isinstance(data, str):
             reading: dict[str, Any] = dict(streaming=streaming, skip_bad_images=skip_bad_images)
             reading |= dict(image_column=image_column, label_column=label_column)
-            data = _load_data(protocol, data, loaded.image_size, seed, reading)
+            splits = [split, *(value for name, value in settings.items() if name.endswith("_split") and value)]
+            data = _load_data(protocol, data, loaded.image_size, seed, splits, reading)
         if ray is not None and data.readers:
             raise UserError("--streaming and --runner ray cannot be combined; leave one of them out")
         counts = [number for number in (data.num_examples(split), num_images) if number is not None]
@@ -204,12 +205,20 @@ def _load_model(protocol: str, model: Any, device: str | None, choice: FeatureCh
 
 
 def _load_data(
-    protocol: str, name: str, image_size: tuple[int, int] | None, seed: int, reading: dict[str, Any]
+    protocol: str,
+    name: str,
+    image_size: tuple[int, int] | None,
+    seed: int,
+    splits: Sequence[str],
+    reading: dict[str, Any],
 ) -> ImageData:
-    """Load the data of a protocol; `reading` are options of `load_data`, which VTAB's tasks do not have."""
+    """Load the data of a protocol; `reading` are options of `load_data`, which VTAB's tasks do not have.
+
+    The fingerprint is that of the whole data, as in the record of the training.
+    """
     if protocol != "vtab":
         reading |= dict(multi_label=protocol == "multi-label", target=TARGETS.get(protocol, "label"))
-        return load_data(name, image_size=image_size, **reading, check=False)
+        return load_data(name, image_size=image_size, **reading, check=False, splits=splits, hash_others=True)
     unsupported = [option for option, value in reading.items() if value]
     if unsupported:
         raise UserError(f"VTAB's tasks are read as published; leave {_format_options(unsupported)} out")

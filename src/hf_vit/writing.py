@@ -1,4 +1,4 @@
-"""Write files so that they appear complete or not at all, and create scratch folders.
+"""Write files so that they appear complete or not at all, and find scratch folders and the cache.
 
 A file is first written under a hidden name beside its target. The name contains host and process id, so that a later
 run can remove the files of processes that no longer exist.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from hf_vit.errors import UserError, explain_refusal
+from hf_vit.errors import UserError, explain_refusal, to_one_line
 
 _MAX_NAME_BYTES = 99  # bytes of a name before it is cut; earlier versions cut to 100 characters
 _TOKENS = set[str]()  # random tokens of this process; an earlier process may have had the same id
@@ -68,6 +68,19 @@ def make_scratch_folder(purpose: str) -> Generator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def cache_folder(*names: str) -> Path:
+    """Return a folder of hf_vit in the Hub's cache for assets of libraries; create it if it does not exist."""
+    from huggingface_hub import cached_assets_path, constants
+
+    try:
+        return cached_assets_path("hf_vit", *names)
+    except (OSError, ValueError) as error:  # ValueError for a file in its place
+        raise UserError(
+            f"the cache {constants.HF_ASSETS_CACHE} cannot be written ({to_one_line(error)}); remove a file in its place, "
+            "or set HF_ASSETS_CACHE to another folder"
+        ) from error
 
 
 @contextmanager
