@@ -11,9 +11,16 @@ is what comes before: hf_vit looks at every image, the others at names.
 3. "shards": the JPEG files in eight tars, read as a stream.
 4. "uneven shards": seven eighths of them in one of the eight tars.
 5. "stalling disk": the JPEG files, of which every hundredth takes half a second to be opened.
+
+With `--idx FOLDER` of IDX files, such as Debian's `dataset-fashion-mnist`, it measures instead, and adds to the output:
+the seconds and the memory, beyond those of the imports, until the first step of `finetune` on these images as IDX, as
+one parquet file a split and as PNG files, where nothing is cached and once more; and how fast photographs of 12
+megapixels are trained on, predicted and embedded by a tiny model, beside torchvision's loader alone.
 """
 
 import itertools
+import json
+import os
 import tarfile
 import tempfile
 import time
@@ -27,9 +34,8 @@ import datasets
 import numpy as np
 import PIL.Image
 import torch
-import webdataset
 from jpeg import write_images
-from script import Script, parser, vit_sizes
+from script import Script, parser, run_program, save_with_processor, vit_sizes
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -37,6 +43,7 @@ from transformers import TrainingArguments
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data import AugmentationConfig, ImageCollator, image_transforms, load_data, make_processor, transform_split
+from hf_vit.data.idx import read_idx
 from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio
 from hf_vit.training import HfViTTrainer
 
@@ -114,6 +121,8 @@ def open_datasets(layout: Layout) -> Batches:
 
 
 def open_webdataset(layout: Layout) -> Batches:
+    import webdataset
+
     stream = webdataset.WebDataset(layout.tars, shardshuffle=SHARDS).shuffle(1000).decode("pilrgb")
     stream = stream.to_tuple("jpg", "cls").map_tuple(build_transform(layout.size), int)
     return webdataset.WebLoader(stream.batched(BATCH), batch_size=None, num_workers=WORKERS, persistent_workers=True)
@@ -207,12 +216,119 @@ def _stalling_open(*args: Any, **kwargs: Any) -> PIL.Image.Image:
 _open, opened = PIL.Image.open, itertools.count(1)
 
 
+# The way to the first step, and photographs
+
+PHOTOGRAPHS, PHOTOGRAPH = 64, 3464  # images of so many px a side
+FIRST_STEP = """
+import json, os, resource, sys, time
+start = time.perf_counter()
+from hf_vit import HfViTConfig
+from hf_vit.training import HfViTTrainer, finetune
+before, imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+def stop(*_):
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(json.dumps({"seconds": time.perf_counter() - imported, "mb": grown * 1024 / 1e6}), flush=True)
+    os._exit(0)
+HfViTTrainer.training_step = stop
+sizes = dict(hidden_size=16, num_attention_heads=1, intermediate_size=16, num_hidden_layers=1)
+finetune(HfViTConfig(image_size=28, patch_size=7, **sizes), *sys.argv[1:], steps=100)
+"""
+ONCE = """
+import glob, json, sys, time
+from PIL import Image
+start = time.perf_counter()
+for path in glob.glob(sys.argv[1] + "/*/*/*.png"):
+    with Image.open(path) as image:
+        image.convert("RGB")
+print(json.dumps({"seconds": time.perf_counter() - start}))
+"""
+COMMAND = """
+import json, resource, sys, time
+from hf_vit.evaluation import embed, predict
+before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+command, model, folder, output = sys.argv[1:]
+if command == "predict":
+    predict(model, folder + "/train/a", output=output + ".csv")
+else:
+    embed(model, folder, output, splits=["train"])
+seconds, grown = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(json.dumps({"seconds": seconds, "mb": grown * 1024 / 1e6}))
+"""
+
+
+def write_forms(idx: Path, folder: Path) -> dict[str, Path]:
+    """Write the images of IDX files as PNG files in class folders, and as one parquet file a split."""
+    names = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
+    (folder / "parquet").mkdir()
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        paths: list[str] = []
+        labels = read_idx(idx / f"{prefix}-labels-idx1-ubyte.gz").tolist()
+        for number, (pixels, label) in enumerate(
+            zip(read_idx(idx / f"{prefix}-images-idx3-ubyte.gz"), labels, strict=True)
+        ):
+            paths.append(f"{folder}/png/{split}/{label}/{number}.png")
+            Path(paths[-1]).parent.mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(pixels).save(paths[-1])
+        table = datasets.Dataset.from_dict({"image": paths, "label": labels}, names)
+        table.to_parquet(folder / "parquet" / f"{split}.parquet")
+    return {"IDX": idx, "parquet": folder / "parquet", "PNG files": folder / "png"}
+
+
+def add_ready(settings: Any) -> None:
+    """Measure the way to the first step and photographs, and add the record to that of the loaders."""
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        folder = Path(temporary_folder)
+        output, settings.output = settings.output, folder / "record.json"
+        report = Script(settings)
+        forms = write_forms(settings.idx, folder)
+        for turn in range(settings.turns):
+            environment = {**os.environ, "HF_HOME": str(folder / f"cache{turn}")}
+            report.record(turn=turn, work="PNG files read and decoded", **run_program(ONCE, forms["PNG files"]))
+            for form, path in forms.items():
+                for state in ("first", "repeated"):
+                    target = folder / f"out-{form}-{state}-{turn}"
+                    values = run_program(FIRST_STEP, path, target, environment=environment)
+                    report.record(turn=turn, work=f"{form}, {state}", **values)
+        (photographs := folder / "photographs" / "train" / "a").mkdir(parents=True)
+        paths = write_images(photographs, PHOTOGRAPHS, PHOTOGRAPH)
+        (other := photographs.parent / "b").mkdir()
+        for path in paths[::2]:
+            path.rename(other / path.name)
+        for split in ("validation", "test"):
+            for label in "ab":
+                (class_folder := folder / "photographs" / split / label).mkdir(parents=True)
+                PIL.Image.new("RGB", (224, 224), (len(split), ord(label), 0)).save(class_folder / f"{label}.jpg")
+        layout = Layout(folder / "photographs", PHOTOGRAPHS)
+        sizes = vit_sizes(8, 8, heads=1, num_hidden_layers=1, num_labels=2)
+        model = HfViTForImageClassification(HfViTConfig(image_size=224, patch_size=112, **sizes))
+        save_with_processor(model, folder / "model")
+        for turn in range(settings.turns):
+            for name, open_loader in (("hf_vit", open_ours), ("torchvision", open_torchvision)):
+                _, epoch, _ = measure(open_loader, layout)
+                report.record(turn=turn, work=f"photographs, training by {name}", images_per_second=1 / epoch)
+            for command, count in (("predict", PHOTOGRAPHS // 2), ("embed", PHOTOGRAPHS)):
+                target = folder / f"{command}{turn}"
+                values = run_program(COMMAND, command, folder / "model", layout.path, target)
+                rates = {"images_per_second": count / values["seconds"], "mb": values["mb"]}
+                report.record(turn=turn, work=f"photographs, {command}", **rates)
+        report.finish()
+        if output is not None:
+            record = json.loads(output.read_text()) | {"ready": json.loads(settings.output.read_text())}
+            output.write_text(json.dumps(record, indent=1) + "\n")
+
+
 def main() -> None:
     options = parser(__doc__, turns=5)
     options.add_argument("--images", type=int, default=1024)
-    report = Script(options.parse_args())
-    settings = report.options
+    options.add_argument("--idx", type=Path, help="folder of IDX files to measure the way to the first step with")
+    settings = options.parse_args()
     datasets.disable_progress_bars()
+    if settings.idx is not None:
+        add_ready(settings)
+        return
+    import webdataset
+
+    report = Script(settings)
     with tempfile.TemporaryDirectory() as temporary_folder:
         layouts = write_layouts(Path(temporary_folder), settings.images)
         turns_by_case: dict[tuple[str, str], list[list[float]]] = defaultdict(list)

@@ -586,6 +586,24 @@ def growth(path: Path) -> str:
     return markdown(header, lines, f"Against the number of tokens. {describe_source(record)}.")
 
 
+@table("data_loading.json")
+def first_step(path: Path) -> str:
+    record = load(path).get("ready")
+    if record is None:
+        return markdown([], [])
+    names = ("seconds", "mb", "images_per_second")
+    works = dict.fromkeys(row["work"] for row in record["rows"])
+    lines: list[list[str]] = []
+    for work in works:
+        rows = filter_runs(record["rows"], work=work)
+        values = [[row[name] for row in rows if name in row] for name in names]
+        lines.append([work, *(format_cell(round(statistics.median(each), 1)) if each else "" for each in values)])
+    header = "work | s until the first step | MB beyond the imports | images/s"
+    return markdown(
+        header, lines, f"70,000 images of Fashion-MNIST; photographs of 12 megapixels. {describe_source(record)}."
+    )
+
+
 @table("cost.json")
 def gelu(path: Path) -> str:
     record, names = load(path), [f"{way}_{value}" for way in ("forward", "backward") for value in ("ms", "error")]

@@ -78,8 +78,8 @@ def cache_folder(*names: str) -> Path:
         return cached_assets_path("hf_vit", *names)
     except (OSError, ValueError) as error:  # ValueError for a file in its place
         raise UserError(
-            f"the cache {constants.HF_ASSETS_CACHE} cannot be written ({to_one_line(error)}); remove a file in its place, "
-            "or set HF_ASSETS_CACHE to another folder"
+            f"the cache {constants.HF_ASSETS_CACHE} cannot be written ({to_one_line(error)}); remove a file in "
+            "its place, or set HF_ASSETS_CACHE to another folder"
         ) from error
 
 

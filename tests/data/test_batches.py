@@ -348,3 +348,12 @@ def test_kept_pixels_are_not_read_again(tmp_path):
     shutil.rmtree(folder)
     for each, pixels in zip(splits, expected, strict=True):
         assert torch.equal(transform_split(kept, *each, cache_bytes=0)[0]["pixel_values"], pixels)
+
+
+def test_images_that_do_not_fit_are_not_read_to_learn_that(tmp_path):
+    """The scans of photographs tell their sizes, and each takes a tenth of a second to decode."""
+    folder = make_folder(tmp_path / "pets", {"cat": 9, "dog": 9})
+    data = load_data(folder)
+    shutil.rmtree(folder)
+    settings = dict(transform=train_transform(make_processor(CONFIG), CROPPED), cache_bytes=100)
+    assert not transform_split(data, "train", **settings).is_cached

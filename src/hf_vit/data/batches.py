@@ -33,6 +33,7 @@ CACHE_BYTES = 512 << 20
 _PREPARED_AT_ONCE = 64
 _SAMPLED_AT_ONCE = 4
 _SMALL_BYTES = 1 << 20  # of a prepared image
+_LARGE_BYTES = 8 << 20  # of a decoded image; the system clears so much memory anew for each that is held
 _LOADED_AT_ONCE = 8  # images of a batch that are decoded together, which may be photographs of 50 MB each
 
 
@@ -62,10 +63,18 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         if isinstance(table.features["image"], Image):  # the transform decodes images in threads
             self._rows = self._rows.cast_column("image", Image(decode=False))
         self._scans = scans if scans and all(scan.pixels is not None for scan in scans) else None
-        self._prepared = self._prepare_all(len(table), cache_bytes)
+        decoded_bytes = sum(3 * scan.height * scan.width for scan in scans)
+        self._is_large = decoded_bytes > _LARGE_BYTES * len(scans)
+        fits = not self._decodes_only or decoded_bytes <= cache_bytes
+        self._prepared = self._prepare_all(len(table), cache_bytes) if fits else None
 
     def _columns(self) -> list[str]:
         return ["image"]
+
+    @property
+    def _decodes_only(self) -> bool:
+        """Whether a prepared image is the decoded one, so that scans tell its size."""
+        return type(self.transform) is TrainTransform and self.transform.keeps_pixels
 
     @property
     def is_cached(self) -> bool:
@@ -88,7 +97,9 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
 
     def varied(self, indices: Sequence[int], keys: Sequence[int]) -> list[Example]:
         """Return examples whose augmentation depends on `keys`, so that an image can differ within an epoch."""
-        size = len(indices) if self._prepared is not None else max(_LOADED_AT_ONCE, 2 * torch.get_num_threads())
+        threads = torch.get_num_threads()
+        size = threads if self._is_large else max(_LOADED_AT_ONCE, 2 * threads)
+        size = size if self._prepared is None else len(indices)
         examples: list[Example] = []
         for start in range(0, len(indices), size):
             part = indices[start : start + size]
@@ -99,7 +110,7 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
 
     def _load(self, indices: Sequence[int]) -> list[Any]:
         if self._scans is not None:
-            if type(self.transform) is TrainTransform and self.transform.keeps_pixels:
+            if self._decodes_only:
                 return [self._scans[index].stored_pixels() for index in indices]
             return self.transform.prepare([self._scans[index].stored_image() for index in indices])
         return self.transform.prepare(self._rows[list(indices)]["image"])

@@ -169,13 +169,14 @@ class TrainTransform(_RandomTransform):
     def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
         """Do the part without random numbers: uint8 [3, H, W], of the model's size unless a random crop follows."""
         if self.augmentation.random_crop is not None:
-            rgb = map_in_threads(lambda image: _resize_to_cover(decode_image(image), self.processor), images)
-            return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in rgb]
+            return map_in_threads(
+                lambda image: _to_tensor(_resize_to_cover(decode_image(image), self.processor)), images
+            )
+        if self.keeps_pixels:
+            return map_in_threads(lambda image: _to_tensor(decode_image(image)), images)
         rgb = map_in_threads(decode_image, images)
-        if not self.keeps_pixels:
-            resized = self.processor(images=rgb, do_rescale=False, do_normalize=False, return_tensors="pt")
-            return list(resized["pixel_values"])
-        return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in rgb]
+        resized = self.processor(images=rgb, do_rescale=False, do_normalize=False, return_tensors="pt")
+        return list(resized["pixel_values"])
 
     def finish(self, prepared: Sequence[torch.Tensor], indices: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
         """Augment and scale images to float32 [3, H, W]; `indices` identify the images in the random keys."""
@@ -243,9 +244,7 @@ class OwnShapeTrainTransform(TrainTransform):
     def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
         """Return uint8 [3, H, W], resized unless a random crop follows."""
         rgb = map_in_threads(decode_image, images)
-        if self._scale is None:
-            return [self._fill(image) for image in rgb]
-        return [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in rgb]
+        return [self._fill(image) if self._scale is None else _to_tensor(image) for image in rgb]
 
     def _vary(self, prepared: Sequence[torch.Tensor], keys: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
         """Augment and scale images, each in its own size."""
@@ -264,6 +263,11 @@ class OwnShapeTrainTransform(TrainTransform):
         processor: Any = self.processor
         steps = {"do_rescale": False, "do_normalize": False}
         return fill_patches(image, processor, self.patch, processor.max_num_patches, **steps)
+
+
+def _to_tensor(image: Image.Image) -> torch.Tensor:
+    """Return a copy of an RGB image, uint8 [3, H, W]."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def eval_transform(processor: "BaseImageProcessor") -> EvalTransform:
