@@ -13,6 +13,9 @@ are nested and hold as many images of every class. All images are moved by up to
 3. pretraining: a ViT learns from all training images without labels, and is fine-tuned on 10, 100 or 1,000 images a
    class at the best of two rates; the rate of the pre-training is chosen likewise, with seed 0. "scratch, long" has the
    steps of both.
+4. few: a pretrained encoder (--tower, a converted folder; its image processor gives the size) on 1 to 1,000 labels a
+   class: k-NN, linear probe, head, last two blocks, LoRA, all weights, and --tune auto. Trials with 10 labels a class
+   choose the rate of each, that of --tune auto is the recipe's.
 
 A killed training goes on from its last checkpoint; its CPU seconds are those of all its processes.
 """
@@ -24,6 +27,7 @@ import math
 import os
 import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,11 +42,12 @@ from inductive_bias import subset
 from records import Job, PlannedJob, Records, read, read_plan, script_options
 from script import CPU, count_parameters, move_into_place, vit_sizes
 from tables import TABLES, filter_runs, group
-from transformers import AutoModelForImageClassification
+from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vit import HfAxialViTConfig, HfBitConfig, HfHybridViTConfig, HfViTConfig
 from hf_vit.cost.flops import forward_flops
 from hf_vit.data.idx import read_idx
+from hf_vit.evaluation import evaluate
 from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.training import finetune, pretrain
 
@@ -72,7 +77,12 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {name: (name, _LONG) for nam
     "hybrid, 28 px, rate 3e-3": ("hybrid, 28 px", _LONG | {"learning_rate": 3e-3}),
 }
 PRETRAINING_BATCH = 128  # a fine-tuning has that of the scale part
-PARTS = ("scale", "scratch", "pretraining")
+PARTS = ("scale", "scratch", "pretraining", "few")
+FROZEN = {"k-NN": "knn", "probe": "linear-probe"}
+# what is trained -> the rates that are tried
+TUNED: dict[str, tuple[float, ...]] = {
+    "head": (1e-3, 1e-2), "last-blocks": (3e-4, 1e-3), "lora": (1e-3, 1e-2), "all": (1e-4, 3e-4, 1e-3), "auto": (),
+}  # fmt: skip
 STARTS = ("scratch", "masked-patch", "next-patch", "contrastive", "scratch, long")
 
 
@@ -99,10 +109,13 @@ class Plan:
     tuning_steps: int = 2_000
     pretraining_rates: tuple[float, ...] = (1e-3, 3e-3)
     tuning_rates: tuple[float, ...] = (3e-3, 1e-2)
+    few_on: tuple[int, ...] = (10, 100, 1_000, 10_000)  # images with labels
+    few_steps: int = 300
 
     def jobs(self) -> list[PlannedJob]:
         """Return all jobs with those they depend on, the most telling first."""
         parts = {"scale": self.scale_jobs, "scratch": self.scratch_jobs, "pretraining": self.pretraining_jobs}
+        parts["few"] = self.few_jobs
         return [job for part in self.parts for job in parts[part]()]
 
     def scale_job(self, kind: str, model: str, images: int, seed: int, **more: Any) -> Job:
@@ -162,6 +175,20 @@ class Plan:
                 yield from ((trial, [first[trial["learning_rate"]]]) for trial in trials)
                 yield job("run", seed, start, images=images), [*trials, *encoders.values()]
 
+    def few_jobs(self) -> Iterator[PlannedJob]:
+        def job(kind: str, method: str, images: int, seed: int, **more: Any) -> Job:
+            return {"part": "few", "kind": kind, "method": method, "images": images, "seed": seed} | more
+
+        length = {"steps": self.few_steps}
+        trials = {
+            method: [job("trial", method, 100, 0, learning_rate=rate, **length) for rate in rates]
+            for method, rates in TUNED.items()
+        }
+        yield from ((trial, []) for own in trials.values() for trial in own)
+        for seed, images in itertools.product(self.seeds, self.few_on):
+            yield from ((job("run", method, images, seed), []) for method in FROZEN)
+            yield from ((job("run", method, images, seed, **length), trials[method]) for method in TUNED)
+
 
 @dataclass(frozen=True)
 class Trainings:
@@ -170,11 +197,13 @@ class Trainings:
     plan: Plan
     data: Path
     kept: Path
+    tower: Path
 
     def run(self, job: Job, needed: list[dict[str, Any]]) -> dict[str, Any]:
         if job["kind"] == "prediction":
             return predict(job, needed)
-        return {"scale": self.scale, "scratch": self.scratch, "pretraining": self.pretraining}[job["part"]](job, needed)
+        parts = {"scale": self.scale, "scratch": self.scratch, "pretraining": self.pretraining, "few": self.few}
+        return parts[job["part"]](job, needed)
 
     def scale(self, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
         rate = choose_rate(job, trials)
@@ -206,6 +235,24 @@ class Trainings:
         settings: dict[str, Any] = {"optimizer": self.plan.optimizer} | OPTIMIZERS[self.plan.optimizer]
         settings |= {"lr_sweep": self.plan.tuning_rates, "steps": steps, "batch_size": self.plan.batch_size}
         return self.train(job, start, job["images"], settings) | ({"learning_rate": rate} if is_pretrained else {})
+
+    def few(self, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
+        size = AutoImageProcessor.from_pretrained(self.tower).size["height"]
+        if job["method"] in FROZEN:
+            protocol = FROZEN[job["method"]]
+            options = {"neighbors": [1 if job["images"] == CLASSES else 5]} if protocol == "knn" else {}
+            data = self.images(job["images"], job["seed"])
+            with tempfile.TemporaryDirectory() as output:
+                run = evaluate(
+                    str(self.tower), data, protocol=protocol, output=output, device="cpu", progress=False, **options
+                )
+            return {"image_size": size, "test_accuracy": run.result.values()["accuracy"][-1]}  # of the last layer
+        settings: dict[str, Any] = {"tune": job["method"], "steps": job["steps"], "batch_size": self.plan.batch_size}
+        if job["method"] != "auto":
+            settings["learning_rate"] = choose_rate(job, trials)
+        settings |= {"image_size": size, "evaluations": 1}
+        result = self.train(job, str(self.tower), job["images"], settings)
+        return {"image_size": size, "learning_rate": settings.get("learning_rate")} | result
 
     def learn_encoder(self, job: Job) -> dict[str, Any]:
         place = self.encoder_folder(job)
@@ -306,10 +353,11 @@ def main() -> None:
     )
     options.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"), help="IDX files")
     options.add_argument("--kept", type=Path, default=Path("build/real_images"), help="unfinished trainings, encoders")
+    options.add_argument("--tower", type=Path, default=Path("build/real_weights/tower"), help="encoder of the part few")
     options.add_argument("--figure", action="store_true", help="draw what is in the record; train nothing")
     arguments = options.parse_args()
     plan = read_plan(Plan, arguments)
-    trainings = Trainings(plan, arguments.data, arguments.kept)
+    trainings = Trainings(plan, arguments.data, arguments.kept, arguments.tower)
     if not arguments.figure:
         Records(arguments.output).work(plan.jobs(), trainings.run, has_files=trainings.has_encoder)
     for name, table in TABLES.items():

@@ -844,6 +844,22 @@ def real_images_pretraining(path: Path) -> str:
     return markdown(header, lines, f"{caption} {describe_real_images(records)}")
 
 
+@table("real_images.jsonl")
+def real_images_few(path: Path) -> str:
+    records = filter_runs(load(path), part="few")
+    runs = filter_runs(records, kind="run")
+    labels = sorted({run["images"] for run in runs}) or [10, 100, 1_000, 10_000]
+    lines = [
+        (method, *mark_missing(format_interval([run["test_accuracy"] for run in cell]) for cell in cells),
+         format_seconds(own))
+        for method, own in group(runs, "method").items()
+        for cells in [[filter_runs(own, images=count) for count in labels]]
+    ]  # fmt: skip
+    sizes = " and ".join(f"{size} px" for size in sorted({run["image_size"] for run in runs})) or "no size"
+    caption = f"Test accuracy, %, at {sizes}; ± is half of a 95% interval. {describe_real_images(records)}"
+    return markdown(["method", *(f"{count // 10:,} a class" for count in labels), "CPU s a run"], lines, caption)
+
+
 @table("scaling_law.jsonl")
 def scaling_law(path: Path) -> str:
     runs, lines, notes = load(path), [], []
