@@ -17,7 +17,8 @@ _MERGED_WITH_ANOTHER = ("k_proj", "v_proj", "up_proj")
 _BATCH = 8  # images computed at a time
 # Exponent of the inputs' range in a channel's factor; as the weights' ranges become more uneven by it, 1 is too much.
 _MIGRATION = 0.85
-_DAMPING, _BLOCK = 0.01, 128  # share of the mean squared input that is added; columns rounded between two products
+_DAMPING = 0.01  # share of the mean squared input that is added
+_BLOCK = 128  # columns rounded between two products
 
 
 class Inputs(NamedTuple):
@@ -28,7 +29,7 @@ class Inputs(NamedTuple):
 
 
 @contextmanager
-def recorded_inputs(model: nn.Module, images: torch.Tensor | None) -> Generator[None]:
+def record_inputs(model: nn.Module, images: torch.Tensor | None) -> Generator[None]:
     """Run images through a model, and put the attribute `inputs` on its dense layers until the context ends."""
     linears: dict[str, Any] = {
         name: module

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from hf_vit.environment import emulates_bfloat16, get_cpu_capabilities, keep_freed_memory
 from hf_vit.errors import UserError, report_full_memory
-from hf_vit.inference.calibration import recorded_inputs
+from hf_vit.inference.calibration import record_inputs
 from hf_vit.inference.engines import ENGINES, choose_engine, list_engine_modules, make_engine_changes
 from hf_vit.inference.freezing import REMEDY, add_base, freeze, refuse_gradients
 from hf_vit.inference.layers import FusedLayer, derive, scale_and_shift
@@ -122,7 +122,7 @@ def optimize_for_inference(
         report_full_memory(
             "the model's weights a second time", "use the model as it is, or a machine with more memory"
         ),
-        recorded_inputs(model, calibrate),
+        record_inputs(model, calibrate),
     ):
         plan = make_plan(model, torch.float32 if is_emulated or quantize is not None else dtype, finish)
         if runtime is not None:
