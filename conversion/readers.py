@@ -275,7 +275,11 @@ class NpzReader(CheckpointReader):
             file = io.BytesIO(member.read(MAX_NPY_HEADER))
         version = npy.read_magic(file)
         if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"its .npy version {version} is not one that holds weights")
+            number = ".".join(map(str, version))
+            raise UserError(
+                f"'{info.filename}' in {self.path.name} has .npy version {number}, but only 1.0 and 2.0 are read; save "
+                "plain arrays of numbers with numpy.savez"
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # published files may have headers written by Python 2, which are fine
             read_header: Any = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0

@@ -322,6 +322,7 @@ MEMBERS: list[tuple[list[tuple[str, bytes]], str]] = [
     (lying("'nonsense'", "(3,)"), "is damaged at 'cls'"),
     (lying("__import__('os').system('true')", "(3,)"), "is damaged at 'cls'"),
     ([("cls.npy", ENDLESS)], "is damaged at 'cls'"),
+    ([("cls.npy", b"\x93NUMPY\x03\x00" + bytes(12))], "'cls.npy' .* has .npy version 3.0, but only 1.0 and 2.0"),
     ([("cls.npy", b"")], "is damaged at 'cls'"),
 ]
 

@@ -147,7 +147,7 @@ def save_without(folder, path, column):
     make_table(folder).remove_columns(column).to_parquet(str(path))
 
 
-OUTSIDE = r"(the label (7|-1)|no label), which is not among the 3 classes"
+OUTSIDE = r"the label (7|-1), which is not among the 3 classes|has no label; label it, or remove it"
 TABLES = {
     **{f"{label} *": (partial(other_label, label=label), OUTSIDE) for label in (7, -1, None)},
     "floats *": (partial(save_labels, label=lambda name: 0.5 + len(name)), "have the type float; write whole numbers"),

@@ -109,10 +109,11 @@ class LabelMap:
         if isinstance(raw, list):
             return sorted({self.get_number(label, image) for label in raw})  # pyright: ignore[reportUnknownVariableType]
         number = self.numbers.get(raw)
+        if raw is None:
+            raise UserError(f"{image} has no label; label it, or remove it")
         if number is None:
-            description = "no label" if raw is None else f"the label {raw!r}"
             raise UserError(
-                f"{image} has {description}, which is not among the {len(self.names)} classes "
+                f"{image} has the label {raw!r}, which is not among the {len(self.names)} classes "
                 f"({summarize_names(self.names)}); correct the label, or add an image of that class to the "
                 "training images"
             )
