@@ -16,12 +16,12 @@ import json, resource, statistics, time
 import torch
 import hf_vit
 from hf_vit.environment import keep_freed_memory
-from hf_vit.families import family_of
+from hf_vit.families import find_family
 
 torch.set_num_threads({threads})
 keep_freed_memory()
 config = hf_vit.variant_config({variant!r}, num_labels=1000)
-model = family_of(config.model_type).classes["classification"](config)
+model = find_family(config.model_type).classes["classification"](config)
 images, labels = torch.randn({batch}, 3, 224, 224), torch.randint(1000, ({batch},))
 if {work!r} == "optimized":
     hf_vit.optimize_for_inference(model, engine="torch")

@@ -121,7 +121,7 @@ def save_classifier(folder: Path, names: Sequence[str], seed: int = 0, bias: flo
 
     from hf_vit import HfViTConfig, HfViTForImageClassification
     from hf_vit.data import make_processor
-    from hf_vit.results.facts import DataFact, append_record, new_record
+    from hf_vit.results.facts import DataFact, append_record, make_record
 
     torch.manual_seed(seed)
     tiny = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -134,7 +134,7 @@ def save_classifier(folder: Path, names: Sequence[str], seed: int = 0, bias: flo
     values = {"variant": "S/16", "steps": 2 + seed, "recipe": {"batch_size": 4}}
     data = DataFact(name="digits", fingerprint="0" * 16, split="train", size=8)
     command = "hf-vit finetune S/16 --data digits"
-    append_record(folder, new_record("training", values=values, data=data, command=command))
+    append_record(folder, make_record("training", values=values, data=data, command=command))
 
 
 def make_template(folder: Path) -> Path:

@@ -50,13 +50,13 @@ class Ground:
         from safetensors.torch import save_file
 
         from campaigns.commands import save_classifier
-        from hf_vit.results.facts import append_record, new_record
+        from hf_vit.results.facts import append_record, make_record
 
         self.root, self.model = root, root / "model"
         save_classifier(self.model, ("cat", "dog"), hidden_size=8, num_hidden_layers=1)
         values = {"top1": 0.5, "metrics": {"accuracy": 0.5}, "protocol": "top1", "settings": {"epochs": 1}}
         for kind in ("training", "evaluation"):
-            append_record(self.model, new_record(kind, values=values, command="hf-vit finetune"))
+            append_record(self.model, make_record(kind, values=values, command="hf-vit finetune"))
         (self.model / "README.md").write_text(
             "---\nlicense: mit\ntags: [a]\nmodel-index:\n- name: a\n  results: []\n---\n# a\n"
         )

@@ -74,8 +74,9 @@ class Recording:
             )
         for image_set, images in self.image_sets.items():
             if images.ndim != 4 or not images.numel():
+                array = f"images_{image_set}" if image_set else "images"
                 raise UserError(
-                    f"'{image_set}' in {self.name} has the shape {format_size(images.shape)}; write it as [B, H, W, C]"
+                    f"'{array}' in {self.name} has the shape {format_size(images.shape)}; write it as [B, H, W, C]"
                 )
 
     def collect_stage_arrays(self, stages: Iterable[str]) -> tuple[list[RecordedArray], dict[str, str]]:

@@ -53,7 +53,7 @@ from transformers import (
 )
 
 from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
-from hf_vit.environment import cpu_name
+from hf_vit.environment import read_cpu_name
 
 SIDE = 48  # px
 MARGIN, APART, SIZES = 5.5, 11.5, (8, 10.5)  # px, of the drawn shapes
@@ -319,7 +319,7 @@ def main(
     )
     record: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
-        "cpu": cpu_name(),
+        "cpu": read_cpu_name(),
         "versions": {name: version(name) for name in ("torch", "transformers", "hf-vit")},
         "settings": {"model": family, "images": images, "steps": steps, "tests": tests, "seed": seed, "lr": lr},
         "parameters": sum(parameter.numel() for parameter in captioner.model.parameters()),

@@ -264,7 +264,10 @@ def test_nothing_to_compare_is_no_success(golden_case, write_npz, tmp_path: Path
         "has no float array 'images'": {"logits": recording["logits"]},
         "has no array that can be compared .only images": {"images": images},
         "has no array that can be compared .no stage": {"images": images, "logit": recording["logits"]},
-        "has the shape 1x64x64; write them as": {"images": images[..., 0], "logits": recording["logits"]},
+        r"'images' in recording.npz has the shape 1x64x64; write it as": {
+            "images": images[..., 0],
+            "logits": recording["logits"],
+        },
         r"'logits' in recording.npz has the shape 1x9, but the converted model's has 1x10": {
             "images": images,
             "logits": recording["logits"][:, :9],

@@ -110,10 +110,11 @@ def test_without_the_library_it_is_refused_by_name(tmp_path: Path):
     ):
         export(model, tmp_path / "out", "executorch")
     (tmp_path / "model.pte").write_bytes(b"")
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
     with pytest.raises(
         UserError, match=r'model\.pte needs executorch; install with pip install "hf-vit\[executorch\]"'
     ):
-        predict(str(tmp_path / "model.pte"), [str(model)])
+        predict(str(tmp_path / "model.pte"), [str(tmp_path / "image.png")])
 
 
 @pytest.fixture(scope="module")

@@ -164,7 +164,10 @@ def test_precisions_agree(family: Family, choice: str):
     model = family.build("classification", choice)
     images = family.images(model.config)
     for single, double in zip(outputs(torch.float32), outputs(torch.float64), strict=True):
-        torch.testing.assert_close(single.double(), double, rtol=0, atol=2e-5)
+        error = single.double() - double
+        # whole outputs; single elements of a hybrid differ more on some processors
+        assert error.norm() < 4e-6 * double.norm()
+        assert error.abs().max() < 5e-5
     images, lengths = family.images(model.config, batch=16, dtype=torch.bfloat16), []
     for seed in range(4):  # together: what roundings add up to in a single hybrid is a draw, 2 to 9%
         model = family.build("classification", choice, seed=seed)

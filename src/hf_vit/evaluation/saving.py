@@ -58,19 +58,16 @@ def save_protocol(
         run.examination.loaded.check_same_folder()
     model_folder = run.examination.loaded.folder if folder is None else Path(folder)
     name = run.protocol.replace("-", "_")
-    pictures = list[str]()
     if output is not None:
-        Path(output).mkdir(parents=True, exist_ok=True)
-        document = Path(output) / f"{name}.json"
-        old_plots = _draw_plots(run, Path(output), name, find_own_plots(document))
-        write_atomically(document, _make_document(run, old_plots))
-    elif model_folder is not None and may_replace_plots(run.examination, run.protocol, model_folder):
-        old_plots = [record.values.get("pictures") for record in Facts.load(model_folder).filter_kind("evaluation")]
-        ours = [file for names in old_plots if isinstance(names, list | dict) for file in names]
-        pictures = _draw_plots(run, model_folder, f"{PICTURE_PREFIX}{name}", ours)
+        _write_document(run, Path(output), name)
     if model_folder is None:
         return None
-    values = run.result.record(run.protocol, run.settings, pictures) | record_engine(run.engine)
+    plots = list[str]()  # of the model card
+    if output is None and may_replace_plots(run.examination, run.protocol, model_folder):
+        recorded = [record.values.get("pictures") for record in Facts.load(model_folder).filter_kind("evaluation")]
+        own_plots = [file for files in recorded if isinstance(files, list | dict) for file in files]
+        plots = _draw_plots(run, model_folder, f"{PICTURE_PREFIX}{name}", own_plots)
+    values = run.result.record(run.protocol, run.settings, plots) | record_engine(run.engine)
     record = make_record(
         "evaluation",
         values=values | collect_warnings(run.examination, run.protocol, model_folder, run.settings),
@@ -82,6 +79,14 @@ def save_protocol(
     )
     append_record(model_folder, record)
     return record
+
+
+def _write_document(run: ProtocolRun, output: Path, name: str) -> None:
+    """Write the metrics and the plots into a folder that is not the model's."""
+    output.mkdir(parents=True, exist_ok=True)
+    document = output / f"{name}.json"
+    plots = _draw_plots(run, output, name, find_own_plots(document))
+    write_atomically(document, _make_document(run, plots))
 
 
 def _draw_plots(run: ProtocolRun, folder: Path, stem: str, own_plots: Collection[object] | None) -> list[str]:
