@@ -652,6 +652,9 @@ def real_weights(path: Path) -> str:
     conversion, speeds = runs.pop("conversion"), runs.pop("speed", {})
     lines: list[tuple[str, ...]] = []
     for form, run in runs.items():
+        if "refused" in run:
+            lines.append((form, "export refused: below 99%", "", "", "", ""))
+            continue
         shares = [
             f"{run[name]:.2%} ({run[f'{name}_interval'][0]:.2%} to {run[f'{name}_interval'][1]:.2%})"
             for name in ("agreement", "accuracy")
