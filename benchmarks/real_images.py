@@ -114,9 +114,9 @@ class Plan:
 
     def jobs(self) -> list[PlannedJob]:
         """Return all jobs with those they depend on, the most telling first."""
-        parts = {"scale": self.scale_jobs, "scratch": self.scratch_jobs, "pretraining": self.pretraining_jobs}
-        parts["few"] = self.few_jobs
-        return [job for part in self.parts for job in parts[part]()]
+        jobs = (self.scale_jobs, self.scratch_jobs, self.pretraining_jobs, self.few_jobs)
+        jobs_of = dict(zip(PARTS, jobs, strict=True))
+        return [job for part in self.parts for job in jobs_of[part]()]
 
     def scale_job(self, kind: str, model: str, images: int, seed: int, **more: Any) -> Job:
         steps = max(1, self.steps // 3) if kind == "trial" else self.steps
