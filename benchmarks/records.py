@@ -166,9 +166,9 @@ class Records:
 
 
 def _run_ready_job(ready: tuple[Job, list[dict[str, Any]]], run_job: RunJob) -> dict[str, Any]:
-    """Return the record of a job, with its CPU seconds, those of earlier processes included, and where it ran."""
-    start = time.process_time()
+    """Return the record of a job, with its CPU seconds, those of other processes included, and where it ran."""
+    start = sum(os.times()[:4])  # of this process and of finished children
     result = run_job(*ready)
-    seconds = result.pop("earlier_cpu_seconds", 0.0) + time.process_time() - start
+    seconds = result.pop("earlier_cpu_seconds", 0.0) + sum(os.times()[:4]) - start
     result |= {"cpu_seconds": round(seconds, 1)}
     return result | {"hardware": read_hardware("cpu"), "versions": list_versions()}
