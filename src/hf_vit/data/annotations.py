@@ -67,7 +67,7 @@ def summarize_objects(objects: Mapping[str, Sequence[Any]], masks: Sequence[byte
     digests = [None] * len(objects["bbox"]) if masks is None else [hashlib.sha256(mask).hexdigest() for mask in masks]
     fields = zip(objects["bbox"], objects["category"], objects["iscrowd"], digests, strict=True)
     lines = [json.dumps([list(map(float, box)), int(label), int(crowd), mask]) for box, label, crowd, mask in fields]
-    digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()  # sorted, as their order does not matter
     return Annotation(digest, dict(Counter(map(int, objects["category"]))))
 
 
@@ -138,15 +138,16 @@ def _encode_lengths(mask_api: Any, mask: dict[str, Any], height: int, width: int
 
 
 def _encode_polygons(mask_api: Any, mask: Any, height: int, width: int) -> Any:
-    """Encode the area of one polygon or of several as run lengths."""
-    raw_polygons = mask if isinstance(mask, list) and mask and isinstance(mask[0], list) else [mask]
+    """Encode the area of one polygon [x1, y1, x2, y2, ...], or of several in a list, as run lengths."""
+    has_several = isinstance(mask, list) and mask and isinstance(mask[0], list)
     no_polygon = UserError("a polygon with fewer than three corners; write at least three pairs x, y")
     try:
-        polygons = [np.asarray(polygon, dtype=np.float64).ravel() for polygon in raw_polygons]
+        polygons = [np.asarray(polygon, dtype=np.float64).ravel() for polygon in (mask if has_several else [mask])]
     except (TypeError, ValueError, OverflowError) as error:
         raise no_polygon from error
-    if any(len(polygon) < 6 or len(polygon) % 2 or not np.isfinite(polygon).all() for polygon in polygons):
-        raise no_polygon
+    for polygon in polygons:
+        if len(polygon) < 6 or len(polygon) % 2 or not np.isfinite(polygon).all():
+            raise no_polygon
     if any(np.abs(polygon).max() > 10 * (height + width) for polygon in polygons):  # its encoding would fill the memory
         raise UserError(f"a polygon that is far outside the image of {height}x{width} px; write corners as x, y in px")
     return mask_api.merge(mask_api.frPyObjects([polygon.tolist() for polygon in polygons], height, width))

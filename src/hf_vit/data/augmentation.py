@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torchvision.transforms.v2 import InterpolationMode
 
-_DRAWS = 6  # horizontal shift, vertical shift, angle, flip, zoom, shear
+_DRAWS = 6  # random numbers of one image, see `Augmenter.__call__`
 
 
 def make_random_keys(seed: int, epoch: int, images: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
@@ -99,27 +99,28 @@ class Augmenter:
         from torchvision.transforms import v2
 
         self.config = config
-        crop = None
-        padding = config.random_crop
-        if config.random_resized_crop is not None:
-            scale = config.random_resized_crop
-            crop = v2.RandomResizedCrop(size, scale=scale, interpolation=interpolation, antialias=True)
+        self._crop: Seeded | None = None
+        padding, scale = config.random_crop, config.random_resized_crop
         if padding is not None:
             if padding >= min(size):
                 raise UserError(
                     f"random_crop={padding} is too large for images of {size[0]}x{size[1]} px; choose less than "
                     f"{min(size)}"
                 )
-            crop = v2.RandomCrop(size, padding=padding or None, padding_mode="reflect")
-        self._crop = None if crop is None else Seeded(crop)
+            self._crop = Seeded(v2.RandomCrop(size, padding=padding or None, padding_mode="reflect"))
+        elif scale is not None:
+            crop = v2.RandomResizedCrop(size, scale=scale, interpolation=interpolation, antialias=True)
+            self._crop = Seeded(crop)
+        # The salts differ (a policy has its own), so that the random numbers of one step tell nothing about another's.
         self._later_steps: list[Seeded | _Policy] = []
         if config.randaugment is not None and config.randaugment[0] > 0:
             layers, magnitude = config.randaugment
-            self._later_steps.append(Seeded(v2.RandAugment(layers, magnitude, num_magnitude_bins=31), 1))
+            self._later_steps.append(Seeded(v2.RandAugment(layers, magnitude, num_magnitude_bins=31), salt=1))
         if config.auto_augment is not None:
             self._later_steps.append(open_policy(config.auto_augment, size, fill))
         if config.color_jitter:
-            self._later_steps.append(Seeded(v2.ColorJitter(*(config.color_jitter,) * 3), 5))
+            strength = config.color_jitter
+            self._later_steps.append(Seeded(v2.ColorJitter(strength, strength, strength), salt=5))
 
     def __call__(self, images: "Sequence[torch.Tensor]", keys: "NDArray[np.uint64]") -> torch.Tensor:
         """Augment a batch.
@@ -134,25 +135,24 @@ class Augmenter:
         """
         config = self.config
         pixels = torch.stack(list(images) if self._crop is None else self._crop.transform_all(images, keys))
-        draws = draw_uniforms(keys, _DRAWS)
-        signed_draws = draws * 2 - 1  # in [-1, 1)
-        max_shift = config.shift_px
-        if float(max_shift).is_integer():
-            if max_shift:
-                offsets = np.floor(draws[:, :2] * (2 * int(max_shift) + 1)).astype(np.int64) - int(max_shift)
-                pixels = shift(pixels, *offsets.T.tolist())
-            max_shift = 0.0
+        horizontal, vertical, turn, flip, zoom, shear = draw_uniforms(keys, _DRAWS).T  # [B] each, in [0, 1)
+        has_whole_shift = float(config.shift_px).is_integer()
+        if has_whole_shift and config.shift_px:  # without interpolation, which would blur the image
+            most = int(config.shift_px)
+            right, down = (np.floor(draw * (2 * most + 1)).astype(np.int64) - most for draw in (horizontal, vertical))
+            pixels = shift(pixels, right.tolist(), down.tolist())
+        max_shift = 0.0 if has_whole_shift else config.shift_px
         if max_shift or config.rotation_degrees or config.shear_degrees or config.zoom:
             pixels = apply_affine(
                 pixels,
-                degrees=signed_draws[:, 2] * config.rotation_degrees,
-                shear_degrees=signed_draws[:, 5] * config.shear_degrees,
-                scale=1 + signed_draws[:, 4] * config.zoom,
-                right=signed_draws[:, 0] * max_shift,
-                down=signed_draws[:, 1] * max_shift,
+                degrees=(turn * 2 - 1) * config.rotation_degrees,
+                shear_degrees=(shear * 2 - 1) * config.shear_degrees,
+                scale=1 + (zoom * 2 - 1) * config.zoom,
+                right=(horizontal * 2 - 1) * max_shift,
+                down=(vertical * 2 - 1) * max_shift,
             )
         if config.horizontal_flip:
-            is_flipped = torch.from_numpy(draws[:, 3] < config.horizontal_flip)
+            is_flipped = torch.from_numpy(flip < config.horizontal_flip)
             pixels[is_flipped] = pixels[is_flipped].flip(-1)
         for transform in self._later_steps:
             pixels = torch.stack(transform.transform_all(pixels, keys))
@@ -255,8 +255,8 @@ class _Policy:
 
     def transform_all(self, images: Iterable[torch.Tensor], keys: "NDArray[np.uint64]") -> list[torch.Tensor]:
         """Augment every image with its own seed."""
-        states = (random.getstate(), np.random.get_state())
-        results = list[torch.Tensor]()
+        python_state, numpy_state = random.getstate(), np.random.get_state()
+        results: list[torch.Tensor] = []
         try:
             for image, key in zip(images, keys.tolist(), strict=True):
                 random.seed(key ^ 4)
@@ -264,8 +264,8 @@ class _Policy:
                 result = self.augment(Image.fromarray(image.permute(1, 2, 0).numpy()))
                 results.append(torch.from_numpy(np.array(result)).permute(2, 0, 1))
         finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
         return results
 
 

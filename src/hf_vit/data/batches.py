@@ -62,11 +62,13 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         self._rows = table.select_columns(self._columns())
         if isinstance(table.features["image"], Image):  # the transform decodes images in threads
             self._rows = self._rows.cast_column("image", Image(decode=False))
-        self._scans = scans if scans and all(scan.pixels is not None for scan in scans) else None
+        has_pixels = bool(scans) and all(scan.pixels is not None for scan in scans)
+        self._scans = scans if has_pixels else None
         decoded_bytes = sum(3 * scan.height * scan.width for scan in scans)
-        self._is_large = decoded_bytes > _LARGE_BYTES * len(scans)
-        fits = not self._decodes_only or decoded_bytes <= cache_bytes
-        self._prepared = self._prepare_all(len(table), cache_bytes) if fits else None
+        self._is_large = decoded_bytes > _LARGE_BYTES * len(scans)  # on average
+        # Where a prepared image is the decoded one, the scans tell without a sample that the images do not fit.
+        may_fit = not self._decodes_only or decoded_bytes <= cache_bytes
+        self._prepared = self._prepare_all(len(table), cache_bytes) if may_fit else None
 
     def _columns(self) -> list[str]:
         return ["image"]
@@ -98,8 +100,8 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
     def varied(self, indices: Sequence[int], keys: Sequence[int]) -> list[Example]:
         """Return examples whose augmentation depends on `keys`, so that an image can differ within an epoch."""
         threads = torch.get_num_threads()
-        size = threads if self._is_large else max(_LOADED_AT_ONCE, 2 * threads)
-        size = size if self._prepared is None else len(indices)
+        loaded_at_once = threads if self._is_large else max(_LOADED_AT_ONCE, 2 * threads)
+        size = loaded_at_once if self._prepared is None else len(indices)
         examples: list[Example] = []
         for start in range(0, len(indices), size):
             part = indices[start : start + size]
@@ -346,15 +348,16 @@ class ImageCollator:
         pixel_values = inputs["pixel_values"]
         key = "label" if "label" in examples[0] else "labels"
         if isinstance(examples[0][key], list):
-            labels = torch.zeros(len(examples), self.num_labels)
+            multi_hot = torch.zeros(len(examples), self.num_labels)
             for row, example in enumerate(examples):
-                labels[row, example[key]] = 1.0
-            return {**inputs, "labels": labels}
+                multi_hot[row, example[key]] = 1.0
+            return {**inputs, "labels": multi_hot}
         labels = torch.tensor([int(example[key]) for example in examples])
         if self._mixes and all(example.get("mixable", True) for example in examples):
             # About 1,000 values of every image identify the batch quickly.
             flat = pixel_values.detach().flatten(1)
-            sample: Any = flat[:, :: max(1, flat.shape[1] // 1000)].contiguous().numpy()
+            every_nth = max(1, flat.shape[1] // 1000)
+            sample: Any = flat[:, ::every_nth].contiguous().numpy()
             with seeded(zlib.crc32(sample, self.seed & 0xFFFFFFFF)):
                 mix = self._mixes[int(torch.randint(len(self._mixes), ()))]
                 pixel_values, labels = mix(pixel_values, labels)

@@ -17,6 +17,8 @@ IMAGE_SUFFIXES = (
 Parts = tuple[str, ...]
 # Folders that macOS archives, Synology disks, Windows and Linux put beside images.
 _SYSTEM_FOLDERS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+# Longest part of a path that the usual file systems allow.
+_MAX_NAME = 255
 # The first characters of PNG, JPEG, GIF and WebP files in base64.
 _BASE64 = re.compile("data:image/|(^|/)(iVBORw0KG|9j/4|R0lGOD|UklGR)")
 
@@ -34,22 +36,26 @@ def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]
     if is_store_url(root):
         visible = (parts for parts in list_objects(root) if not any(map(_is_hidden, parts)))
         files = [parts for parts in visible if depth is None or len(parts) <= depth]
+        # An object store has no folders; they are the beginnings of its names.
         return files, sorted({parts[:end] for parts in files for end in range(1, len(parts))})
     files: list[Parts] = []
     folders: list[Parts] = []
     visited_folders: set[tuple[int, int]] = set()
     for current, folder_names, file_names in os.walk(root, followlinks=True):
+        # os.walk enters only the folders that remain in folder_names.
         status = os.stat(current)
-        parts = Path(current).relative_to(root).parts
-        is_visited = (status.st_dev, status.st_ino) in visited_folders  # a link may lead back to a folder above
+        if (status.st_dev, status.st_ino) in visited_folders:  # a link may lead back to a folder above
+            folder_names.clear()
+            continue
         visited_folders.add((status.st_dev, status.st_ino))
-        folder_names[:] = [] if is_visited else sorted(name for name in folder_names if not _is_hidden(name))
+        parts = Path(current).relative_to(root).parts
+        folder_names[:] = sorted(name for name in folder_names if not _is_hidden(name))
         folders += [(*parts, name) for name in folder_names]
-        files += [(*parts, name) for name in file_names if not is_visited and not _is_hidden(name)]
+        files += [(*parts, name) for name in file_names if not _is_hidden(name)]
         if depth is not None and len(parts) + 1 >= depth:
             folder_names.clear()
-    for visible in (*folders, *files):
-        refuse_name("/".join(visible))
+    for entry in (*folders, *files):
+        refuse_name("/".join(entry))
     return sorted(files), sorted(folders)
 
 
@@ -67,8 +73,9 @@ def refuse_name(path: object) -> None:
 def refuse_text(path: str) -> None:
     """Raise UserError if the text of a row cannot be the name of an image file, such as an image in base64."""
     refuse_name(path)
-    *_, name = parts = path.split("/")
-    if (_BASE64.search(path) and "." not in name) or any(len(part) > 255 for part in parts):
+    parts = path.split("/")
+    is_base64 = _BASE64.search(path) and "." not in parts[-1]
+    if is_base64 or any(len(part) > _MAX_NAME for part in parts):
         raise UserError(
             f"the text '{path[:20]}...' ({len(path):,} characters) is not an image file name; if it is an "
             "image in base64, store the bytes that base64.b64decode returns instead"
@@ -104,7 +111,7 @@ class FileNames:
     """Find files whose names on disk differ from those in a list in Unicode form, blanks around them or slashes."""
 
     def __init__(self) -> None:
-        self._folders: dict[Path, tuple[Path, dict[str, str]]] = {}
+        self._folders: dict[Path, tuple[Path, dict[str, str]]] = {}  # folder -> result of `_list`
 
     def find(self, path: Path) -> Path:
         """Return the existing file whose name matches the path; the path itself if there is none."""
@@ -121,9 +128,11 @@ class FileNames:
 
     def _list(self, folder: Path) -> tuple[Path, dict[str, str]]:
         """Return the folder as it is spelled on disk, and a map from normalized and exact names to exact names."""
-        # os.path.isdir accepts names that are too long.
+        # os.path.isdir accepts names that are too long, but no URLs.
         is_folder = Path.is_dir if is_store_url(folder) else os.path.isdir
         with explain_store_errors(folder, "listed"):
-            actual_folder = folder if is_folder(folder) or folder == folder.parent else self.find(folder)
+            is_root = folder == folder.parent
+            actual_folder = folder if is_root or is_folder(folder) else self.find(folder)
             names = [entry.name for entry in actual_folder.iterdir()] if is_folder(actual_folder) else []
-        return actual_folder, {normalize_name(name): name for name in names} | {name: name for name in names}
+        exact_names = {name: name for name in names}  # they come last, because they take precedence
+        return actual_folder, {normalize_name(name): name for name in names} | exact_names

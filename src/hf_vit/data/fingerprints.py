@@ -119,15 +119,15 @@ def note_duplicates(
     counts = Counter(image.digest for images in scans.values() for image in images)
     if len(counts) == counts.total():
         return []
-    copies_by_content: dict[str, list[_Copy]] = {}
+    copies_by_content: dict[str, list[_Copy]] = {}  # SHA-256 -> images
     for split, images in scans.items():
         for image, label in zip(images, describe_labels(splits[split], images, label_names), strict=True):
             if counts[image.digest] > 1:
                 copies_by_content.setdefault(image.digest, []).append(_Copy(shorten_path(image.name), label, split))
     duplicates = list(copies_by_content.values())
-    repeated = list(filter(None, map(_list_repeated, duplicates)))
+    repeated = [repeats for repeats in map(_list_repeated, duplicates) if repeats]
     mislabeled = [copies for copies in duplicates if len({copy.label for copy in copies}) > 1]
-    leaked = [copies for copies in duplicates if {"train"} < {copy.split for copy in copies}]
+    leaked = [copies for copies in duplicates if {"train"} < {copy.split for copy in copies}]  # train and another
     kind = "classes" if all("label" in table.column_names for table in splits.values()) else "annotations"
     findings = (
         (repeated, "in one split"),

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from PIL import Image
@@ -79,29 +79,16 @@ def group_idx_files(paths: Iterable[Path], source: str) -> tuple[dict[str, list[
     A folder with the name of an IDX file, into which some archives unpack, stands for the files in it. Raises UserError
     for files of several data sets, and for labels without images.
     """
-    groups: dict[tuple[str, str], dict[tuple[str, str], list[Path]]] = {}
-    mappings: dict[str, Path] = {}
-    for path in _open_folders(paths):
-        parsed_name = parse_idx_name(path.name)
-        if parsed_name is None:
-            mapping_prefix = _parse_mapping_name(path.name) if is_mapping_name(path.name) else None
-            if mapping_prefix:
-                mappings[mapping_prefix] = path
-            continue
-        prefix, split, kind = parsed_name
-        folder = path.parent
-        if parse_idx_name(folder.name):  # some archives unpack into a folder with the name of the file
-            folder = folder.parent
-        if split is None:
-            split = _split_of(folder.name)
-            folder = folder if split is None else folder.parent
-        groups.setdefault((str(folder), prefix), {}).setdefault((split or "train", kind), []).append(path)
-    if len(groups) > 1:
-        _refuse_several(groups, source)
-    (_, prefix), members = next(iter(groups.items()))
+    opened_paths = list(_open_folders(paths))
+    data_sets = _group_by_data_set(opened_paths)
+    if len(data_sets) > 1:
+        _refuse_several(data_sets, source)
+    (_, prefix), members = next(iter(data_sets.items()))
+    mappings = {_parse_mapping_name(path.name): path for path in opened_paths if is_mapping_name(path.name)}
     notes: list[str] = []
     files: dict[str, list[Path]] = {}
-    for split in (name for name in SPLITS if any(name == key[0] for key in members)):
+    present = {split for split, _ in members}
+    for split in (name for name in SPLITS if name in present):
         for kind in ("images", "labels"):
             # The one in the highest folder, and the plain one beside the compressed one.
             choices = sorted(members.get((split, kind), ()), key=lambda path: (len(path.parts), path.suffix == ".gz"))
@@ -110,16 +97,37 @@ def group_idx_files(paths: Iterable[Path], source: str) -> tuple[dict[str, list[
                 notes += [f"{path.name} was ignored, as {choices[0].name} holds the same split" for path in choices[1:]]
             elif kind == "images":
                 labels = members[split, "labels"][0].name
-                raise UserError(f"'{source}' holds the labels {labels} without images; put the file of images there")
-        mapping = mappings.get(prefix) or _find_mapping(prefix, files[split][0].parent)
+                images = labels.replace("labels", "images").replace("idx1", "idx3")
+                raise UserError(
+                    f"'{source}' holds the labels {labels} without images; put {images} into the same folder"
+                )
+        mapping = (mappings.get(prefix) or _find_mapping(prefix, files[split][0].parent)) if prefix else None
         if mapping:
             files[split].append(mapping)
     return files, notes
 
 
+def _group_by_data_set(paths: Iterable[Path]) -> dict[tuple[str, str], dict[tuple[str, str], list[Path]]]:
+    """Return (folder, data set) -> (split, "images" or "labels") -> files; the split is train if none is named."""
+    data_sets: dict[tuple[str, str], dict[tuple[str, str], list[Path]]] = {}
+    for path in paths:
+        parsed_name = parse_idx_name(path.name)
+        if parsed_name is None:
+            continue
+        prefix, split, kind = parsed_name
+        folder = path.parent
+        if parse_idx_name(folder.name):  # some archives unpack into a folder with the name of the file
+            folder = folder.parent
+        if split is None:
+            split = _split_of(folder.name)
+            folder = folder if split is None else folder.parent
+        data_sets.setdefault((str(folder), prefix), {}).setdefault((split or "train", kind), []).append(path)
+    return data_sets
+
+
 def _find_mapping(prefix: str, folder: Path) -> Path | None:
     """Return the table of classes of a data set in a folder, which a pattern of images and labels leaves out."""
-    names = [name for (name,) in walk(folder, 1)[0] if is_mapping_name(name)] if prefix else []
+    names = [parts[-1] for parts in walk(folder, 1)[0] if is_mapping_name(parts[-1])]
     return next((folder / name for name in names if _parse_mapping_name(name) == prefix), None)
 
 
@@ -132,19 +140,19 @@ def _open_folders(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
 
 
-def _refuse_several(groups: Mapping[tuple[str, str], Mapping[Any, Sequence[Path]]], source: str) -> NoReturn:
+def _refuse_several(data_sets: Mapping[tuple[str, str], Mapping[Any, Sequence[Path]]], source: str) -> NoReturn:
     """Raise UserError for files of several data sets; it names one that can be given instead."""
     places: list[str] = []
-    for (folder, prefix), members in groups.items():
+    for (folder, prefix), members in data_sets.items():
         file = next(iter(members.values()))[0]
         places.append(f"{folder}/{file.name[: len(prefix) + 1]}*" if prefix else folder)
-    shared = os.path.commonpath([folder for folder, _ in groups]) + "/"
+    shared = os.path.commonpath([folder for folder, _ in data_sets]) + "/"
     names = sorted(place.removeprefix(shared) for place in places)
-    # A folder above another one would hold several again.
+    examples = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+    # A pattern, else the deepest folder: a folder above another one would hold several data sets again.
     best = min((place for place in places if place.endswith("*")), default=max(places, key=len))
     raise UserError(
-        f"'{source}' holds {len(groups)} data sets in IDX format ({', '.join(names[:2])}"
-        f"{', ...' if len(groups) > 2 else ''}); give one of them, such as '{best}'"
+        f"'{source}' holds {len(names)} data sets in IDX format ({examples}); give one of them, such as '{best}'"
     )
 
 
@@ -154,8 +162,8 @@ def list_companions(path: Path) -> list[Path]:
     other = (prefix, split, "labels" if kind == "images" else "images")
     # Some archives unpack every file into a folder with its name.
     root, depth = (path.parent.parent, 2) if parse_idx_name(path.parent.name) else (path.parent, 1)
-    beside = [file for parts in walk(root, depth)[0] if (file := root.joinpath(*parts)) != path]
-    return [path, *(file for file in beside if parse_idx_name(file.name) == other)]
+    files, _ = walk(root, depth)
+    return [path, *(root.joinpath(*parts) for parts in files if parse_idx_name(parts[-1]) == other)]
 
 
 def read_idx(path: Path) -> "NDArray[Any]":
@@ -168,19 +176,13 @@ def read_idx(path: Path) -> "NDArray[Any]":
             is_compressed = file.read(2) == _GZIP
             file.seek(0)
             with gzip.GzipFile(fileobj=file) if is_compressed else file as stream:
-                header = stream.read(4)
-                if len(header) < 4 or header[:2] != b"\0\0" or header[2] not in _TYPES or not 1 <= header[3] <= 4:
-                    raise UserError(
-                        f"{path.name} is not an IDX file (it begins with {header!r}); download it again from its source"
-                    )
-                dtype = np.dtype(_TYPES[header[2]])
-                rank = header[3]
-                sides = stream.read(4 * rank)
-                shape = tuple(int(side) for side in np.frombuffer(sides[: len(sides) // 4 * 4], ">u4"))
+                dtype, rank = _read_type(stream, path.name)
+                lengths = stream.read(4 * rank)  # fewer bytes of a truncated file
+                shape = tuple(int(side) for side in np.frombuffer(lengths[: len(lengths) // 4 * 4], ">u4"))
                 expected = math.prod(shape) * dtype.itemsize
                 # Checked before memory is taken.
                 is_short = len(shape) < rank or expected > size * (_MOST_COMPRESSED if is_compressed else 1)
-                content = b"" if is_short else stream.read(expected + 1)
+                content = b"" if is_short else stream.read(expected + 1)  # one more shows that the file is too long
     except UserError:
         raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -192,6 +194,14 @@ def read_idx(path: Path) -> "NDArray[Any]":
             f"the header of {path.name} announces {sides} values, but the file holds {contrast}; download it again"
         )
     return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _read_type(stream: "IO[bytes] | gzip.GzipFile", name: str) -> "tuple[np.dtype[Any], int]":
+    """Read the type of the values and the number of dimensions at the beginning of a file."""
+    header = stream.read(4)
+    if len(header) < 4 or header[:2] != b"\0\0" or header[2] not in _TYPES or not 1 <= header[3] <= 4:
+        raise UserError(f"{name} is not an IDX file (it begins with {header!r}); download it again from its source")
+    return np.dtype(_TYPES[header[2]]), header[3]
 
 
 def read_idx_images(path: Path) -> "NDArray[np.uint8]":
@@ -240,7 +250,7 @@ def read_idx_split(files: Sequence[Path]) -> "tuple[Dataset, list[Any], list[str
         raise UserError(f"{files[0].name} has no file of labels; put the file of labels beside it")
     pixels, labels = read_idx_images(files[0]), read_idx(labels_file)
     if labels.ndim == 2 and labels.shape[1] == _NIST_COLUMNS:
-        labels = labels[:, 0]
+        labels = labels[:, 0]  # the class
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         shape = "x".join(map(str, labels.shape))
         raise UserError(f"{labels_file.name} holds {shape} values; labels need one whole number per image")
@@ -251,14 +261,14 @@ def read_idx_split(files: Sequence[Path]) -> "tuple[Dataset, list[Any], list[str
         )
     raw: list[Any] = labels.tolist()
     names = _read_mapping(files[-1]) if is_mapping_name(files[-1].name) else None
-    if names is not None:
-        if unknown := sorted(set(raw) - names.keys()):
-            mapping = files[-1].name
-            raise UserError(
-                f"{labels_file.name} has the label {unknown[0]}, which {mapping} does not list; add it there"
-            )
-        raw = [names[label] for label in raw]
-    return _make_table(pixels), raw, None if names is None else list(names.values())
+    if names is None:
+        return _make_table(pixels), raw, None
+    unknown = sorted(set(raw) - names.keys())
+    if unknown:
+        raise UserError(
+            f"{labels_file.name} has the label {unknown[0]}, which {files[-1].name} does not list; add it there"
+        )
+    return _make_table(pixels), [names[label] for label in raw], list(names.values())
 
 
 def _read_mapping(path: Path) -> Mapping[int, str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from hf_vit.data.annotations import Annotation
 from hf_vit.display import make_progress_bar
@@ -68,29 +69,37 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
     if image.mode.startswith("I"):  # I;16, I;16L, I;16B; and I, in which Pillow also opens some 16-bit files
-        full = 4095 if tags.get(_BITS) == (12,) else 65535
-        values = _invert_from_white(np.asarray(image).astype(np.int64), tags, full)
-        low, high = int(values.min()), int(values.max())
-        if low < 0 or high > full:
-            raise UserError(
-                f"an image of mode {image.mode} holds values from {low} to {high}; save it with values from 0 to {full}"
-            )
-        return _to_gray((values * 255 + full // 2) // full)
+        return _integers_to_gray(image, tags)
     if image.mode == "F":
-        values = np.asarray(image).astype(np.float64)
-        low, high = float(values.min()), float(values.max())
-        if not (low >= 0 and high <= 255):
-            raise UserError(
-                f"a floating-point image holds values from {low:g} to {high:g}; save it with values from 0 to 1, or "
-                "from 0 to 255"
-            )
-        return _to_gray(np.rint(_invert_from_white(values * 255 if high <= 1 else values, tags, 255)))
+        return _floats_to_gray(image, tags)
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba).convert("RGB")
     if image.mode not in _CONVERTED_BY_PILLOW:
         raise UserError(f"an image of mode {image.mode} cannot be converted to RGB; save it as RGB or grayscale")
     return image.convert("RGB")
+
+
+def _integers_to_gray(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
+    full = 4095 if tags.get(_BITS) == (12,) else 65535
+    values = _invert_from_white(np.asarray(image).astype(np.int64), tags, full)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > full:
+        raise UserError(
+            f"an image of mode {image.mode} holds values from {low} to {high}; save it with values from 0 to {full}"
+        )
+    return _to_gray((values * 255 + full // 2) // full)  # rounded to the nearest
+
+
+def _floats_to_gray(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
+    values = np.asarray(image).astype(np.float64)
+    low, high = float(values.min()), float(values.max())
+    if not (low >= 0 and high <= 255):  # also for NaN
+        raise UserError(
+            f"a floating-point image holds values from {low:g} to {high:g}; save it with values from 0 to 1, or "
+            "from 0 to 255"
+        )
+    return _to_gray(np.rint(_invert_from_white(values * 255 if high <= 1 else values, tags, 255)))
 
 
 def _invert_from_white(values: Any, tags: Mapping[int, Any], full: int) -> Any:
@@ -133,15 +142,21 @@ def _decode(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) 
             # Half of 511 px ends in a pixel that is half padding; without `box` the picture would shift and stretch.
             return to_rgb(picture.resize(picture.size, Image.Resampling.BILINEAR, box=draft[1])), 0, False
         # Read before decoding: Pillow keeps 8 of 16 bits of colors, and rotates TIFF files itself.
-        has_16_bits = any(";16" in str(tile.args) for tile in picture.tile)
+        has_16_bit_colors = _stores_16_bits(picture)
         # Other plug-ins may rotate the image, and forget its orientation, when they load it.
         orientation = 1 if picture.format in ("PNG", "JPEG") else picture.getexif().get(_ORIENTATION, 1)
         image = to_rgb(picture)
         rotations = {orientation, picture.getexif().get(_ORIENTATION, 1)} - {0, 1}
         tags = getattr(picture, "tag_v2", {})
         if picture.mode.startswith("I") and tags.get(_PHOTOMETRIC) != 0 and tags.get(_BITS) != (12,):
-            return image, int(np.asarray(picture).max()), bool(rotations)
-        return image, int(np.asarray(image).max()) * 257 if has_16_bits else 0, bool(rotations)
+            peak = int(np.asarray(picture).max())
+        else:  # of colors about the highest value: 255 * 257 = 65535
+            peak = int(np.asarray(image).max()) * 257 if has_16_bit_colors else 0
+        return image, peak, bool(rotations)
+
+
+def _stores_16_bits(picture: ImageFile.ImageFile) -> bool:
+    return any(";16" in str(tile.args) for tile in picture.tile)
 
 
 def _read_content(stored_image: Mapping[str, Any]) -> bytes:
@@ -186,12 +201,13 @@ def map_in_threads(function: Callable[..., Result], items: Sequence[Any], *other
     if count < 2 or len(set(map(id, items))) < len(items):
         return list(map(function, items, *others))
     rows = list(zip(items, *others, strict=True))
-    size = -(-len(rows) // (4 * count))  # a task of one small image takes longer to hand over than to do
+    size = math.ceil(len(rows) / (4 * count))  # a task of one small image takes longer to hand over than to do
+
+    def map_part(start: int) -> list[Result]:
+        return [function(*row) for row in rows[start : start + size]]
+
     with ThreadPoolExecutor(count) as pool:
-        parts = pool.map(
-            lambda start: [function(*row) for row in rows[start : start + size]], range(0, len(rows), size)
-        )
-        return list(chain.from_iterable(parts))
+        return list(chain.from_iterable(pool.map(map_part, range(0, len(rows), size))))
 
 
 def note_dark_images(peak: int, bits: int) -> list[str]:
@@ -199,12 +215,11 @@ def note_dark_images(peak: int, bits: int) -> list[str]:
     full = (1 << bits) - 1
     if not 0 < peak <= full >> 2:
         return []
-    return [
-        (
-            f"the {bits}-bit images look dark ({peak / full:.0%} brightness): their highest value is {peak:,} "
-            f"of {full:,}; if the camera used fewer bits, multiply all pixels by the same number"
-        )
-    ]
+    note = (
+        f"the {bits}-bit images look dark ({peak / full:.0%} brightness): their highest value is {peak:,} "
+        f"of {full:,}; if the camera used fewer bits, multiply all pixels by the same number"
+    )
+    return [note]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +309,7 @@ def _scan_header(scan: ImageScan, content: bytes) -> ImageScan | None:
     try:
         with Image.open(io.BytesIO(content)) as picture:
             end = _ENDS.get(picture.format or "")
-            if end is None or end not in content[-_TAIL:] or any(";16" in str(tile.args) for tile in picture.tile):
+            if end is None or end not in content[-_TAIL:] or _stores_16_bits(picture):
                 return None
             # PNG's own method decodes the image to look for tags behind the pixels.
             return _add_size(scan, picture.size, Image.Image.getexif(picture))
@@ -364,9 +379,10 @@ def scan_images(
             others = map(scan_part, parts[1:]) if is_alone else pool.map(scan_part, parts[1:])
             for row, scan in enumerate(chain(first, chain.from_iterable(others)), start=start):
                 scans.append(scan if annotate is None or scan.problem else annotate(row, scan))
-            used = sum(map(_count_kept, scans[start:]), used)
+            used += sum(len(scan.pixels or b"") for scan in scans[start:])
             is_whole = all(scan.pixels is not None or scan.problem for scan in scans[start:])
-            if kept_bytes > 0 and (not is_whole or used / len(scans) * total > kept_bytes):
+            expected_bytes = used / len(scans) * total
+            if kept_bytes > 0 and (not is_whole or expected_bytes > kept_bytes):  # the pixels of all or of none
                 kept_bytes = 0
                 scans = [replace(scan, pixels=None) for scan in scans]
             bar.advance(task, len(rows))
@@ -395,26 +411,27 @@ def _scan_rows(
     for index in part:
         stored = rows[index] or {}
         default_name = f"{name} {start + index}"
-        scan = recall(start + index, stored, default_name, kept_bytes) if recall else None
-        if scan is None:
-            scan, content = _hash_image(stored, default_name)
-            quick = scan if depth == "hash" else None
-            if depth == "header" and scan.problem is None:
-                quick = _scan_header(scan, content)
-            elif depth == "pixels" and scan.problem is None and len(content) >= _PHOTOGRAPH:
-                quick = _scan_photograph(scan, content)
-            if quick is not None:
-                scan = quick
-            else:
-                scan, image = _decode_scanned(scan, content)
-                if image is not None and 3 * image.width * image.height <= kept_bytes:
-                    scan = replace(scan, pixels=image.tobytes())
-        scans.append(scan)
+        recalled_scan = recall(start + index, stored, default_name, kept_bytes) if recall else None
+        scans.append(recalled_scan or _scan_stored(stored, default_name, depth, kept_bytes))
     return scans
 
 
-def _count_kept(scan: ImageScan) -> int:
-    return 0 if scan.pixels is None else len(scan.pixels)
+def _scan_stored(stored: Mapping[str, Any], default_name: str, depth: ScanDepth, kept_bytes: int) -> ImageScan:
+    """Scan one stored image, in a quick way if the depth and the file allow it, else by decoding all of it."""
+    scan, content = _hash_image(stored, default_name)
+    if depth == "hash" or scan.problem is not None:
+        return scan
+    quick_scan: ImageScan | None = None
+    if depth == "header":
+        quick_scan = _scan_header(scan, content)
+    elif len(content) >= _PHOTOGRAPH:
+        quick_scan = _scan_photograph(scan, content)
+    if quick_scan is not None:
+        return quick_scan
+    decoded_scan, image = _decode_scanned(scan, content)
+    if image is not None and 3 * image.width * image.height <= kept_bytes:
+        return replace(decoded_scan, pixels=image.tobytes())
+    return decoded_scan
 
 
 def keep_good(

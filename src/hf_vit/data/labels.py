@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 # Whole numbers as Python prints them, up to 64 bits; and numbers in any notation.
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 # Spaces that look like U+0020; and invisible characters: soft hyphen, zero-width space, direction marks, BOM.
 _BLANK = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
 _NO_WIDTH = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def normalize_name(text: str) -> str:
@@ -51,24 +51,24 @@ def convert_labels(splits: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     `LabelMap` refuses, if every label is a number and one has a decimal point. Otherwise they stay text. If one image
     has a list of labels, every image gets a list.
     """
-    flat = [label for labels in splits.values() for label in _flatten(labels) if label is not None]
-    kind: type = str
+    flat = [label for labels in splits.values() for label in flatten_labels(labels) if label is not None]
+    to_type: type = str
     if all(isinstance(label, str) and _NUMBER.fullmatch(label) for label in flat):
         if all(map(_WHOLE.fullmatch, flat)):
-            kind = int
+            to_type = int
         elif any("." in label for label in flat):
-            kind = float
+            to_type = float
     is_multi = any(map(is_multi_label, splits.values()))
 
     def convert(label: Any) -> Any:
-        if isinstance(label, list):
-            return list(map(convert, label))  # pyright: ignore[reportUnknownArgumentType]
-        return kind(label) if isinstance(label, str) else label
+        return to_type(label) if isinstance(label, str) else label  # a missing label is None
 
-    return {
-        split: [convert([label] if is_multi and not isinstance(label, list) else label) for label in labels]
-        for split, labels in splits.items()
-    }
+    def convert_split(labels: Sequence[Any]) -> list[Any]:
+        if is_multi:
+            return [list(map(convert, label if isinstance(label, list) else [label])) for label in labels]
+        return list(map(convert, labels))
+
+    return {split: convert_split(labels) for split, labels in splits.items()}
 
 
 @dataclass(frozen=True)
@@ -82,35 +82,38 @@ class LabelMap:
     def from_names(cls, names: Sequence[str]) -> "LabelMap":
         """Build the map of a source that names its classes: its raw labels are numbers or names."""
         normalized = [normalize_name(name) or name for name in names]
-        numbers: dict[Any, int] = {name: number for number, name in enumerate(dict.fromkeys(normalized))}
-        return cls(list(numbers), numbers | {number: numbers[name] for number, name in enumerate(normalized)})
+        distinct = list(dict.fromkeys(normalized))  # two names of a source may be equal once they are normalized
+        numbers: dict[Any, int] = {name: number for number, name in enumerate(distinct)}
+        return cls(distinct, numbers | {raw_number: numbers[name] for raw_number, name in enumerate(normalized)})
 
     @classmethod
     def from_values(cls, values: Sequence[Any], data_name: str) -> "LabelMap":
         """Build the map of a source without class names: its classes are the sorted distinct integers or names."""
-        flat = _flatten(values)
+        flat = flatten_labels(values)
         if any(value is None for value in flat):
             raise UserError(f"'{data_name}' has images without a label; add the labels, or remove these images")
-        kinds = {type(value) for value in flat}
-        if len(kinds) > 1 or not kinds <= {int, str, bool}:
-            types = ", ".join(sorted(kind.__name__ for kind in kinds))
-            remedy = " (write 1 for 1.0, or names such as 'grade 1.5')" if float in kinds else ""
-            raise UserError(f"the labels of '{data_name}' have the type {types}; write whole numbers or names{remedy}")
-        ordered = sorted(set(flat))
-        if ordered and not isinstance(ordered[0], str) and ordered[0] < 0:
+        types = {type(value) for value in flat}
+        if len(types) > 1 or not types <= {int, str, bool}:
+            type_names = ", ".join(sorted(kind.__name__ for kind in types))
+            remedy = " (write 1 for 1.0, or names such as 'grade 1.5')" if float in types else ""
             raise UserError(
-                f"'{data_name}' has the label {ordered[0]}, but class numbers begin at 0; number the classes from "
+                f"the labels of '{data_name}' have the type {type_names}; write whole numbers or names{remedy}"
+            )
+        classes = sorted(set(flat))
+        if classes and not isinstance(classes[0], str) and classes[0] < 0:
+            raise UserError(
+                f"'{data_name}' has the label {classes[0]}, but class numbers begin at 0; number the classes from "
                 "0, or remove images with this label"
             )
-        return cls([str(value) for value in ordered], {value: number for number, value in enumerate(ordered)})
+        return cls([str(value) for value in classes], {value: number for number, value in enumerate(classes)})
 
     def get_number(self, raw: Any, image: str) -> Any:
         """Return the class number of a raw label, or the sorted numbers of a list; the error names the image."""
         if isinstance(raw, list):
             return sorted({self.get_number(label, image) for label in raw})  # pyright: ignore[reportUnknownVariableType]
-        number = self.numbers.get(raw)
         if raw is None:
             raise UserError(f"{image} has no label; label it, or remove it")
+        number = self.numbers.get(raw)
         if number is None:
             raise UserError(
                 f"{image} has the label {raw!r}, which is not among the {len(self.names)} classes "
@@ -125,7 +128,8 @@ def is_multi_label(labels: Sequence[Any]) -> bool:
     return any(isinstance(label, list) for label in labels)
 
 
-def _flatten(labels: Sequence[Any]) -> list[Any]:
+def flatten_labels(labels: Sequence[Any]) -> list[Any]:
+    """Return all labels of all images in one list."""
     return [item for label in labels for item in (label if isinstance(label, list) else [label])]
 
 

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,7 +16,7 @@ from hf_vit.data.fingerprints import hash_content, hash_images, hash_states, lis
 from hf_vit.data.fractals import Fractals
 from hf_vit.data.image_data import ImageData, get_tables, make_streams
 from hf_vit.data.images import ImageScan, ScanDepth, keep_good, note_dark_images, scan_images, shorten_path
-from hf_vit.data.labels import LabelMap, is_multi_label, is_unlabeled, list_column, note_similar_names
+from hf_vit.data.labels import LabelMap, flatten_labels, is_multi_label, is_unlabeled, list_column, note_similar_names
 from hf_vit.data.reading import (
     Columns,
     NamedColumns,
@@ -103,39 +103,49 @@ def load_data(
     data_source = resolve_source(os.fspath(source))
     selection = NamedColumns(image_column, label_column)
     if data_source.kind in ("builtin", "folder", "idx", "masks", "coco"):
-        selection.check((), data_source.name)
+        selection.check((), data_source.name)  # these have no columns, so the user may name none
     if data_source.kind == "builtin":
         return _load_builtin(data_source.name, image_size, streaming, target)
     goal = find_target(data_source, target)
     is_table = data_source.kind in ("parquet", "webdataset", "hub")
     opened = open_tables(data_source, streaming=streaming) if is_table else None
     goal = goal or infer_target(opened.features if opened else None)
+    options = _Options(image_column, skip_bad_images, seed, check or skip_bad_images, keep)
     if goal != "label":
         if streaming:
             raise UserError(f"the {goal} of '{data_source.name}' cannot be read as a stream; leave --streaming out")
-        tables = read_dense(data_source, opened, selection, goal)
-        data = _load_tables(data_source, tables, image_column, skip_bad_images, seed, check=True, keep=False)
-    else:
-        raw = read_labels(data_source, opened, selection, streaming=streaming)
-        if streaming and is_table:
-            data = _stream_files(data_source, raw, skip_bad_images, seed)
-        else:
-            tables = _number_labels(data_source.name, raw)
-            if streaming:
-                data = _stream_tables(data_source, tables, skip_bad_images, seed)
-            else:
-                check = check or skip_bad_images
-                others = _find_others(tables, splits)
-                # Bad images are no part of the fingerprint, and hashes do not show them.
-                hashed = others if hash_others and not skip_bad_images else []
-                left_out = [] if hash_others else others
-                reading = image_column, skip_bad_images, seed, check, keep, hashed, left_out
-                data = _load_tables(data_source, tables, *reading)
+        dense_tables = read_dense(data_source, opened, selection, goal)
+        return _log_notes(_load_tables(data_source, dense_tables, replace(options, check=True, keep=False)))
+    raw = read_labels(data_source, opened, selection, streaming=streaming)
+    if streaming and is_table:
+        return _log_notes(_stream_files(data_source, raw, options))
+    tables = _number_labels(data_source.name, raw)
+    if streaming:
+        return _log_notes(_stream_tables(data_source, tables, options))
+    others = _find_others(tables, splits)
+    # Bad images are no part of the fingerprint, and hashes do not show them.
+    hashed = others if hash_others and not skip_bad_images else []
+    data = _load_tables(data_source, tables, options, hashed, left_out=[] if hash_others else others)
     if data.multi_label and not multi_label:
         raise UserError(
             f"'{data.name}' is multi-label, but this needs one class per image; use hf-vit finetune without a "
             "teacher or hf-vit evaluate --protocol multi-label, or give data with one class per image"
         )
+    return _log_notes(data)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options of `load_data` that reading images needs, see there."""
+
+    image_column: str | None
+    skip_bad_images: bool
+    seed: int
+    check: bool
+    keep: bool
+
+
+def _log_notes(data: ImageData) -> ImageData:
     for note in data.notes:
         logger.info(note)
     return data
@@ -193,7 +203,8 @@ def load_unlabeled(
 
     source = os.fspath(source)
     root = to_path(source).expanduser()
-    paths = list_unlabeled_images(root) if source.strip() and not is_builtin(source) and is_folder(root) else []
+    may_be_folder = source.strip() and not is_builtin(source)  # an empty text would be the current folder
+    paths = list_unlabeled_images(root) if may_be_folder and is_folder(root) else []
     if paths:
         table = make_image_table(paths)
         name = root.resolve().name
@@ -201,11 +212,12 @@ def load_unlabeled(
         skipped = 0
     else:
         data = load_data(source, image_size=image_size, skip_bad_images=skip_bad_images, multi_label=True)
-        parts = [cast("Dataset", data.split(split)).select_columns(["image"]) for split in ("train", *data.cut)]
+        splits = ("train", *data.cut)  # splits that were cut from the training images belong to them
+        parts = [cast("Dataset", data.split(split)).select_columns(["image"]) for split in splits]
         table = concatenate_datasets(parts)
         name = data.name
         skipped = len(data.skipped)
-        scans = [image for split in ("train", *data.cut) for image in data.seen[split]]
+        scans = [image for split in splits for image in data.seen[split]]
     rows, bad = keep_good({"unlabelled": scans}, min_size, skip_bad_images)
     good_rows = rows["unlabelled"]
     table = table.select(good_rows).cast_column("image", Image())
@@ -213,73 +225,66 @@ def load_unlabeled(
 
 
 def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool, target: Target | None) -> ImageData:
-    """Load a built-in data set: digits, photos, fractals or scenes; the last two are computed."""
+    """Load a built-in data set: digits, photos, fractals or scenes; the last two are computed.
+
+    The fingerprint of computed images is a hash of their settings, that of others a hash of their content.
+    """
     kind = name.partition(":")[0]
     default_size = None if image_size is None else max(image_size)
-    hashed_text = None  # of synthetic images; the fingerprint of others is a hash of their content
     if kind == "scenes":
-        scenes = Scenes.parse(name)
-        target = target or "objects"
-        if streaming:
-            raise UserError(f"'{scenes.name}' cannot be read as a stream; leave --streaming out")
-        builtin = scenes.load(scenes.size or default_size or 64, target)
-        name = scenes.name
-        hashed_text = f"{scenes.name} {target}"
-    elif target not in ("label", None):
+        return _load_scenes(name, default_size, streaming, target or "objects")
+    if target not in ("label", None):
         raise UserError(f"'{name}' has neither masks nor objects; give 'scenes', or other data with annotations")
-    elif kind == "fractals":
-        fractals = Fractals.parse(name)
-        size = fractals.size or default_size or 32
-        name = hashed_text = fractals.name
-        if streaming:
-            sizes = {split: fractals.count(split) for split in SPLIT_NUMBERS}
-            data = ImageData(name, _hash_text(name), {}, fractals.label_names, sizes=sizes)
-            return _set_readers(data, {split: fractals.stream(split, size) for split in sizes})
-        builtin = fractals.load(size)
-    else:
-        builtin = (digits if name == "digits" else photos)(image_size)
-    splits = builtin.splits
-    names = builtin.label_names
-    fingerprint = _hash_text(hashed_text) if hashed_text else hash_content(splits, builtin.seen, names)
+    if kind == "fractals":
+        return _load_fractals(name, default_size, streaming)
+    builtin = (digits if name == "digits" else photos)(image_size)
+    fingerprint = hash_content(builtin.splits, builtin.seen, builtin.label_names)
     scans = {} if streaming else builtin.seen
-    data = ImageData(name, fingerprint, splits, names, seen=scans, target=target or "label")
+    data = ImageData(name, fingerprint, builtin.splits, builtin.label_names, seen=scans)
     return _shuffle_streams(data, False) if streaming else data
+
+
+def _load_scenes(name: str, default_size: int | None, streaming: bool, target: Target) -> ImageData:
+    scenes = Scenes.parse(name)
+    if streaming:
+        raise UserError(f"'{scenes.name}' cannot be read as a stream; leave --streaming out")
+    builtin = scenes.load(scenes.size or default_size or 64, target)
+    fingerprint = _hash_text(f"{scenes.name} {target}")
+    names = builtin.label_names
+    return ImageData(scenes.name, fingerprint, builtin.splits, names, seen=builtin.seen, target=target)
+
+
+def _load_fractals(name: str, default_size: int | None, streaming: bool) -> ImageData:
+    fractals = Fractals.parse(name)
+    size = fractals.size or default_size or 32
+    fingerprint = _hash_text(fractals.name)
+    if streaming:
+        sizes = {split: fractals.count(split) for split in SPLIT_NUMBERS}
+        data = ImageData(fractals.name, fingerprint, {}, fractals.label_names, sizes=sizes)
+        return _set_readers(data, {split: fractals.stream(split, size) for split in sizes})
+    builtin = fractals.load(size)
+    return ImageData(fractals.name, fingerprint, builtin.splits, builtin.label_names, seen=builtin.seen)
 
 
 def _load_tables(
     source: DataSource,
     tables: ImageTables,
-    image_column: str | None,
-    skip_bad_images: bool,
-    seed: int,
-    check: bool,
-    keep: bool,
+    options: _Options,
     hashed: Collection[str] = (),
     left_out: Collection[str] = (),
 ) -> ImageData:
     """Return tables as data: scan every image, leave out bad ones, and cut missing splits.
 
-    The images of the splits in `hashed` are only hashed, those in `left_out` not even read.
+    The images of the splits in `hashed` are only hashed, those in `left_out` not even read; `tables` loses these.
     """
     import datasets
 
-    scans: dict[str, list[ImageScan]] = {}
-    kept_bytes = _KEPT_BYTES if keep else 0
-    memories: list[ScanMemory] = []
-    missing = list_missing_splits(list(tables.images))
+    missing = list_missing_splits(list(tables.images))  # a split that is left out is not missing
     for split in left_out:
         del tables.images[split]
-    for split, table in tables.images.items():
-        annotate = partial(tables.annotate, split) if tables.target != "label" else None
-        memory = ScanMemory(source, split, image_column, decode=check)
-        memories.append(memory)
-        how: ScanDepth = "hash" if split in hashed else "pixels" if check else "header"
-        scans[split] = scan_images(table, split, annotate, depth=how, kept_bytes=kept_bytes, recall=memory.recall)
-        if split not in hashed:
-            memory.store(scans[split])
-        kept_bytes -= sum(len(scan.pixels or b"") for scan in scans[split])
+    scans, memories = _scan_splits(source, tables, options, hashed)
     checked = {split: images for split, images in scans.items() if split not in hashed}
-    rows, bad = keep_good(checked, (1, 1), skip_bad_images)
+    rows, bad = keep_good(checked, (1, 1), options.skip_bad_images)
     rows |= {split: list(range(len(scans[split]))) for split in hashed}
     good_scans = {split: [scans[split][row] for row in rows[split]] for split in scans}
     tables.conclude(good_scans)
@@ -287,7 +292,7 @@ def _load_tables(
     data.seen = good_scans
     data.skipped = list(map(shorten_path, bad))
     data.notes += note_recalled(memories, sum(map(len, scans.values())))
-    _set_splits(data, {split: tables.select_rows(split, rows[split]) for split in scans}, missing, seed)
+    _set_splits(data, {split: tables.select_rows(split, rows[split]) for split in scans}, missing, options.seed)
     data.notes += note_duplicates(get_tables(data), data.seen, data.label_names)
     peak = max((image.peak for images in data.seen.values() for image in images), default=0)
     data.notes += note_dark_images(peak, 16)
@@ -298,14 +303,33 @@ def _load_tables(
     return data
 
 
-def _stream_tables(source: DataSource, tables: ImageTables, skip_bad_images: bool, seed: int) -> ImageData:
+def _scan_splits(
+    source: DataSource, tables: ImageTables, options: _Options, hashed: Collection[str]
+) -> tuple[dict[str, list[ImageScan]], list[ScanMemory]]:
+    """Scan the images of every split, or only hash them; return the scans, and the memories that they were kept in."""
+    scans: dict[str, list[ImageScan]] = {}
+    memories: list[ScanMemory] = []
+    kept_bytes = _KEPT_BYTES if options.keep else 0  # for the pixels of all splits together
+    for split, table in tables.images.items():
+        annotate = partial(tables.annotate, split) if tables.target != "label" else None
+        memory = ScanMemory(source, split, options.image_column, decode=options.check)
+        memories.append(memory)
+        depth: ScanDepth = "hash" if split in hashed else "pixels" if options.check else "header"
+        scans[split] = scan_images(table, split, annotate, depth=depth, kept_bytes=kept_bytes, recall=memory.recall)
+        if split not in hashed:
+            memory.store(scans[split])
+        kept_bytes -= sum(len(scan.pixels or b"") for scan in scans[split])
+    return scans, memories
+
+
+def _stream_tables(source: DataSource, tables: ImageTables, options: _Options) -> ImageData:
     """Return a folder or list as streams, whose images are scanned when they are read."""
     if tables.multi_label:
         raise UserError(f"'{source.name}' is multi-label and cannot be read as a stream; leave --streaming out")
     data = _make_data(source, tables, files=list_file_states(source))
     data.fingerprint = hash_states(data.files)
-    _set_splits(data, tables.images, list_missing_splits(list(tables.images)), seed)
-    return _shuffle_streams(data, skip_bad_images)
+    _set_splits(data, tables.images, list_missing_splits(list(tables.images)), options.seed)
+    return _shuffle_streams(data, options.skip_bad_images)
 
 
 def _make_data(source: DataSource, tables: ImageTables, files: dict[str, str]) -> ImageData:
@@ -323,15 +347,13 @@ def _number_labels(name: str, raw: RawTables) -> ImageTables:
     """Convert raw labels to class numbers: tables with the columns "image" (undecoded) and "label"."""
     from datasets import ClassLabel, List
 
-    column = raw.columns.image
-    notes = [*raw.notes]
-    labels = raw.labels
-    if labels is None:
-        label_tables = {split: table.select_columns(raw.columns.label_columns) for split, table in raw.splits.items()}
-        labels = {split: raw.columns.labels(table[:]) for split, table in label_tables.items()}
-    hidden = [split for split in labels if split != "train" and is_unlabeled(labels[split])]
-    notes += [f"split '{split}' of '{name}' was left out, because it has no labels" for split in hidden]
-    labels = {split: values for split, values in labels.items() if split not in hidden}
+    columns = raw.columns
+    raw_labels = raw.labels or {
+        split: columns.labels(table.select_columns(columns.label_columns)[:]) for split, table in raw.splits.items()
+    }
+    hidden = [split for split, values in raw_labels.items() if split != "train" and is_unlabeled(values)]
+    hidden_notes = [f"split '{split}' of '{name}' was left out, because it has no labels" for split in hidden]
+    labels = {split: values for split, values in raw_labels.items() if split not in hidden}
     all_labels = [label for values in labels.values() for label in values]
     if not all_labels:
         raise UserError(f"'{name}' holds no labeled image; add labels, or give another data set")
@@ -341,20 +363,20 @@ def _number_labels(name: str, raw: RawTables) -> ImageTables:
     images: dict[str, Dataset] = {}
     for split, values in labels.items():
         numbers = [classes.get_number(value, f"image {row} of split {split}") for row, value in enumerate(values)]
-        table = raw.splits[split].select_columns([column])
-        table = table.rename_columns({} if column == "image" else {column: "image"})
+        table = raw.splits[split].select_columns([columns.image])
+        if columns.image != "image":
+            table = table.rename_columns({columns.image: "image"})
         # An array, because `datasets` hashes a list one number at a time.
         number_column: Any = numbers if multi_label else np.asarray(numbers)
         images[split] = table.add_column("label", number_column, feature=List(kind) if multi_label else kind)
-    return ImageTables(images, classes.names, notes, raw.revision, multi_label)
+    return ImageTables(images, classes.names, [*raw.notes, *hidden_notes], raw.revision, multi_label)
 
 
 def _make_label_map(name: str, raw: RawTables, values: list[Any]) -> LabelMap:
     """Return the classes of a data set; raise UserError if its labels are of fewer than two."""
     names = raw.label_names
     labels = LabelMap.from_values(values, name) if names is None else LabelMap.from_names(names)
-    flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
-    if len({labels.numbers.get(value) for value in flat} - {None}) < 2:
+    if len({labels.numbers.get(value) for value in flatten_labels(values)} - {None}) < 2:
         raise UserError(
             f"all images of '{name}' have the class {labels.names[0]}, but a classifier needs at least two "
             "classes; add images of another class"
@@ -366,11 +388,13 @@ def _find_others(tables: ImageTables, splits: Collection[str] | None) -> list[st
     """Return the splits whose images are not needed for `splits`; none if one of these does not exist."""
     cut = list_missing_splits(list(tables.images))
     needed = {"train" if split in cut else split for split in splits or tables.images}
-    return [split for split in tables.images if split not in needed] if needed <= tables.images.keys() else []
+    if not needed <= tables.images.keys():
+        return []
+    return [split for split in tables.images if split not in needed]
 
 
 def _set_splits(data: ImageData, splits: "dict[str, Dataset]", missing: Sequence[str], seed: int) -> None:
-    """Set the splits of `data`, with missing ones cut from train if it was read."""
+    """Set the splits of `data` and their scans, with missing splits cut from train if it was read; add notes."""
     data.splits = splits
     data.cut = tuple(missing if "train" in splits else ())
     if not data.cut:
@@ -413,18 +437,23 @@ def _set_readers(data: ImageData, streams: "dict[str, IterableDataset]", skip_ba
     return make_streams(data, readers)
 
 
-def _stream_files(source: DataSource, raw: RawTables, skip_bad_images: bool, seed: int) -> ImageData:
-    """Return streams of parquet, webdataset or Hub files; a first pass reads classes that the files do not name."""
-    raw_splits = raw.splits
+def _find_stream_classes(source: DataSource, raw: RawTables) -> LabelMap:
+    """Return the classes that the files name; else read those of the training split in a first pass."""
     if raw.label_names is not None:
-        labels = LabelMap.from_names(raw.label_names)
-    elif source.kind == "hub":
+        return LabelMap.from_names(raw.label_names)
+    if source.kind == "hub":
         raise UserError(f"'{source.name}' does not list its classes, so it cannot be streamed; leave --streaming out")
-    else:
-        stream: Any = raw_splits.get("train") or next(iter(raw_splits.values()))
-        batches = stream.select_columns(raw.columns.label_columns).iter(1000)
-        values = [label for batch in batches for label in set(raw.columns.labels(batch))]
-        labels = _make_label_map(source.name, raw, values)
+    stream: Any = raw.splits.get("train") or next(iter(raw.splits.values()))
+    batches = stream.select_columns(raw.columns.label_columns).iter(1000)
+    values = [label for batch in batches for label in set(raw.columns.labels(batch))]
+    return _make_label_map(source.name, raw, values)
+
+
+def _stream_files(source: DataSource, raw: RawTables, options: _Options) -> ImageData:
+    """Return streams of parquet, webdataset or Hub files, whose images are scanned when they are read."""
+    raw_splits = raw.splits
+    labels = _find_stream_classes(source, raw)
+    skip = options.skip_bad_images
     missing = tuple(list_missing_splits(list(raw_splits)))
     data = ImageData(source.name, "", {}, labels.names, notes=[*raw.notes], source=source, revision=raw.revision)
     data.files = list_file_states(source)
@@ -437,7 +466,7 @@ def _stream_files(source: DataSource, raw: RawTables, skip_bad_images: bool, see
     for split in (name for name in SPLITS if name in raw_splits or name in missing):
         is_cut = bool(missing) and (split == "train" or split in missing)
         cut = missing if is_cut else ()
-        reader = StreamReader(raw.columns, labels, split, (1, 1), skip_bad_images, data.skipped, source, cut, seed)
+        reader = StreamReader(raw.columns, labels, split, (1, 1), skip, data.skipped, source, cut, options.seed)
         readers[split] = raw_splits["train" if is_cut else split], reader
     if missing:
         data.notes.append(

@@ -55,9 +55,10 @@ def overview(data: ImageData) -> Overview:
     sizes = [(image.height, image.width) for scans in data.seen.values() for image in scans]
     sizes.sort(key=lambda size: size[0] * size[1])
     modes: Counter[str] = Counter()
-    for table in tables.values():  # an evenly spaced sample
+    for table in tables.values():
         images = table.select_columns(["image"])
-        modes.update(images[row]["image"].mode for row in range(0, len(images), max(1, len(images) // _MODE_SAMPLE)))
+        every_nth = max(1, len(images) // _MODE_SAMPLE)
+        modes.update(images[row]["image"].mode for row in range(0, len(images), every_nth))
     unit = {"label": "images", "mask": "pixels", "objects": "objects"}[data.target]
     return Overview(counts, [sizes[0], sizes[len(sizes) // 2], sizes[-1]], dict(modes), unit)
 
@@ -85,7 +86,8 @@ def _count_classes(data: ImageData, split: str) -> Counter[int]:
     if data.target == "label":
         for label in list_column(cast("Dataset", data.splits[split]), "label"):
             counts.update(list_classes(label))
-    for image in data.seen[split] if data.target != "label" else ():
+        return counts
+    for image in data.seen[split]:
         counts.update(image.annotation.amounts if image.annotation else {})
     return counts
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -90,7 +90,8 @@ class Columns:
                     f"the label column {name} holds {invalid[0]!r}, but multi-label columns hold 0 or 1; write 1 "
                     "for images of the class and 0 for others"
                 )
-        rows = ((_INDICATORS[str(value).lower()] for value in row) for row in zip(*columns.values(), strict=True))
+        are_set = {name: [_INDICATORS[str(value).lower()] for value in columns[name]] for name in columns}
+        rows = zip(*are_set.values(), strict=True)
         return [[name for name, is_set in zip(columns, row, strict=True) if is_set] for row in rows]
 
 
@@ -110,8 +111,8 @@ class NamedColumns:
     def check(self, columns: Iterable[str], name: str) -> None:
         """Raise UserError if a named column is not among the columns of the data set `name`."""
         existing = list(columns)
-        labels = self.indicators or (self.label,)
-        for option, column in (("--image-column", self.image), *(("--label-column", label) for label in labels)):
+        labels = [("--label-column", label) for label in self.indicators or (self.label,)]
+        for option, column in (("--image-column", self.image), *labels):
             if column is not None and column not in existing:
                 raise UserError(
                     f"'{name}' has no column '{column}' ({option}); choose one of {', '.join(map(str, existing))}"
@@ -203,7 +204,7 @@ def read_labels(source: DataSource, opened: RawTables | None, selection: NamedCo
     if features is None:
         raise UserError(f"'{name}' does not list its columns, so it cannot be read as a stream; leave --streaming out")
     columns = _find_columns(features, name, selection)
-    notes = [*opened.notes]
+    notes = [*opened.notes]  # `encode_images` adds to this copy
     _refuse_mixed_labels(name, opened.schemas, columns.label_columns)
     used_columns = [columns.image, *columns.label_columns]
     selected_tables = {split: table.select_columns(used_columns) for split, table in opened.splits.items()}
@@ -212,8 +213,9 @@ def read_labels(source: DataSource, opened: RawTables | None, selection: NamedCo
     )
     for table in () if streaming else splits.values():  # `StreamReader` checks every row of a stream
         refuse_foreign_images(table, columns.image, source)
-    label = features[columns.label_columns[0]]
-    names: Iterable[str] | None = columns.indicators or getattr(getattr(label, "feature", label), "names", None)
+    label_feature = features[columns.label_columns[0]]
+    label_feature = getattr(label_feature, "feature", label_feature)  # of a list of labels
+    names: Iterable[str] | None = columns.indicators or getattr(label_feature, "names", None)
     return replace(opened, splits=splits, columns=columns, label_names=names and list(names), notes=notes)
 
 
@@ -230,49 +232,56 @@ def _check_files(source: DataSource) -> list[tuple[str, Any]]:
         try:
             with path.open("rb") as file:
                 if source.kind == "parquet":
-                    schema = parquet.read_schema(file)
-                    schemas.append((name, schema))
-                    if duplicates := [column for column, count in Counter(schema.names).items() if count > 1]:
-                        raise UserError(
-                            f"{name} of '{source.name}' has the column '{duplicates[0]}' twice; rename one of the two"
-                        )
-                    continue
-                with tarfile.open(fileobj=file):  # reads the first header
-                    pass
-                if path.suffix == ".tar":
-                    file.seek(-2 * tarfile.BLOCKSIZE, os.SEEK_END)
-                    if any(file.read()):
-                        raise tarfile.ReadError("truncated: the two empty blocks at the end of a .tar are missing")
-        except UserError:
-            raise
+                    schemas.append((name, parquet.read_schema(file)))
+                else:
+                    _check_tar(file, is_compressed=path.suffix != ".tar")
         except Exception as error:  # pyarrow, tarfile and gzip each raise their own
             raise UserError(
                 f"'{source.name}' cannot be read as {source.kind}, because {name} is damaged "
                 f"({_shorten(error):.120}); restore or remove this file"
             ) from error
+    for name, schema in schemas:
+        duplicates = [column for column, count in Counter(schema.names).items() if count > 1]
+        if duplicates:
+            raise UserError(f"{name} of '{source.name}' has the column '{duplicates[0]}' twice; rename one of the two")
     return schemas
 
 
-def _refuse_mixed_labels(name: str, schemas: Iterable[tuple[str, Any]], columns: Sequence[str]) -> None:
+def _check_tar(file: IO[bytes], *, is_compressed: bool) -> None:
+    """Raise an error if a tar file is damaged at its begin, or at its end where it can be found without unpacking."""
+    with tarfile.open(fileobj=file):  # reads the first header
+        pass
+    if not is_compressed:
+        file.seek(-2 * tarfile.BLOCKSIZE, os.SEEK_END)
+        if any(file.read()):
+            raise tarfile.ReadError("truncated: the two empty blocks at the end of a .tar are missing")
+
+
+def _refuse_mixed_labels(name: str, schemas: Sequence[tuple[str, Any]], columns: Sequence[str]) -> None:
     """Raise UserError if a label column is text in some parquet files and not in others.
 
     `datasets` casts all files to the type of one file, which would turn the label 01 into 1.
     """
     from pyarrow import types
 
-    kinds_by_column: dict[str, dict[bool, tuple[str, Any]]] = {column: {} for column in columns}
-    for file, schema in schemas:
-        for column in kinds_by_column.keys() & schema.names:
+    for column in columns:
+        text_files: list[str] = []
+        other_files: list[tuple[str, Any]] = []
+        for file, schema in schemas:
+            if column not in schema.names:
+                continue
             kind: Any = schema.field(column).type
             while hasattr(kind, "value_type"):  # lists and categories
                 kind = kind.value_type
-            kinds_by_column[column].setdefault(types.is_string(kind) or types.is_large_string(kind), (file, kind))
-    for column, kinds in kinds_by_column.items():
-        if len(kinds) == 2:
-            (text, _), (other, kind) = kinds[True], kinds[False]
+            if types.is_string(kind) or types.is_large_string(kind):
+                text_files.append(file)
+            else:
+                other_files.append((file, kind))
+        if text_files and other_files:
+            other_file, other_kind = other_files[0]
             raise UserError(
-                f"the label column '{column}' of '{name}' is text in {text}, but {kind} in {other}; save it with "
-                "the same type in all files"
+                f"the label column '{column}' of '{name}' is text in {text_files[0]}, but {other_kind} in "
+                f"{other_file}; save it with the same type in all files"
             )
 
 
@@ -308,19 +317,19 @@ def _refuse_class_mismatch(name: str, schemas: Iterable[tuple[str, Any]]) -> Non
 def _read_folder(source: DataSource) -> RawTables:
     """Return the images of class folders; raise UserError if a class has no folder in train."""
     names = sorted({label for classes in source.folder.values() for label in classes})
-    untrained_labels = [label for label in names if "train" in source.folder and label not in source.folder["train"]]
-    if untrained_labels:
-        split = next(split for split, classes in source.folder.items() if untrained_labels[0] in classes)
-        raise UserError(
-            f"class '{untrained_labels[0]}' of '{source.name}' is in {split}, but not in train; add a class folder "
-            f"with this name to train, or remove the one in {split}"
-        )
+    for label in names if "train" in source.folder else ():
+        if label not in source.folder["train"]:
+            split = next(split for split, classes in source.folder.items() if label in classes)
+            raise UserError(
+                f"class '{label}' of '{source.name}' is in {split}, but not in train; add a class folder "
+                f"with this name to train, or remove the one in {split}"
+            )
     splits: dict[str, Dataset] = {}
     labels: dict[str, list[str]] = {}
     for split in (name for name in SPLITS if name in source.folder):
-        rows = [(path, label) for label, paths in sorted(source.folder[split].items()) for path in paths]
-        splits[split] = make_image_table(path for path, _ in rows)
-        labels[split] = [label for _, label in rows]
+        classes = sorted(source.folder[split].items())
+        splits[split] = make_image_table(path for _, paths in classes for path in paths)
+        labels[split] = [label for label, paths in classes for _ in paths]
     return RawTables(splits, label_names=names, labels=labels)
 
 
@@ -345,21 +354,16 @@ def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
     names = FileNames()
     for list_split, file in ((split, file) for split, files in source.files.items() for file in files):
         for path, label, raw_split in _read_list_rows(file, source.name, selection):
-            path_split = next((name for name in map(split_name, Path(path).parts[:1]) if name), list_split)
-            split = path_split if raw_split is None else split_name(str(raw_split))
+            if raw_split is None:
+                first_folder = Path(path).parts[:1]  # empty for the path "."
+                split = (split_name(first_folder[0]) if first_folder else None) or list_split
+            else:
+                split = split_name(str(raw_split))
             if split is None:
                 raise UserError(
                     f"{file.name} has the split {raw_split!r}, which is unknown; write train, validation or test"
                 )
-            if is_store_url(file) and (path.startswith("/") or "://" in path or ".." in path.split("/")):
-                raise UserError(
-                    f"{file.name} names {path[:80]!r}, which is outside its folder; write a path relative to the list"
-                )
-            if "://" in path:
-                raise UserError(
-                    f"{file.name} names the URL {path[:80]!r}, but only files are read; download the images and write "
-                    "their file names"
-                )
+            _refuse_list_path(file, path)
             paths.setdefault(split, []).append(names.find(file.parent / path))
             labels.setdefault(split, []).append(label)
     source.folder.update({split: {"": paths[split]} for split in SPLITS if split in paths})
@@ -368,11 +372,22 @@ def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
     return RawTables(splits, label_names=list(selection.indicators) or None, labels=typed_labels)
 
 
-def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (path of the image, raw label, split or None) for every row of a list."""
-    selection = NamedColumns(*(normalize_label(column) for column in (selection.image, selection.label)))
-    usable = {selection.image or "", selection.label or "", *selection.indicators, *_PATH_NAMES, *_LABEL_NAMES, "split"}
-    columns: dict[str, None] = {}
+def _refuse_list_path(file: Path, path: str) -> None:
+    """Raise UserError if a list names a URL, or a list in an object store a file outside its folder."""
+    if is_store_url(file) and (path.startswith("/") or "://" in path or ".." in path.split("/")):
+        raise UserError(
+            f"{file.name} names {path[:80]!r}, which is outside its folder; write a path relative to the list"
+        )
+    if "://" in path:
+        raise UserError(
+            f"{file.name} names the URL {path[:80]!r}, but only files are read; download the images and write "
+            "their file names"
+        )
+
+
+def _read_cells(file: Path, name: str, usable: set[str]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the names of all columns of a list, and its rows with the usable columns alone, which saves memory."""
+    columns: dict[str, None] = {}  # a set that keeps the order
     rows: list[dict[str, Any]] = []
     read_rows = _read_json_rows if file.suffix.lower() == ".jsonl" else _read_csv_rows
     limit = csv.field_size_limit(_CELL)
@@ -386,9 +401,17 @@ def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[
         raise UserError(f"{file.name} of '{name}' cannot be read as a list: {_shorten(error)}{remedy}") from error
     finally:
         csv.field_size_limit(limit)
+    return list(columns), rows
+
+
+def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (path of the image, raw label, split or None) for every row of a list."""
+    normalized = NamedColumns(normalize_label(selection.image), normalize_label(selection.label))
+    named = {normalized.image or "", normalized.label or "", *normalized.indicators}
+    columns, rows = _read_cells(file, name, {*named, *_PATH_NAMES, *_LABEL_NAMES, "split"})
     if not rows:
         return
-    used_columns = _choose_list_columns(columns, file.name, selection)
+    used_columns = _choose_list_columns(columns, file.name, normalized)
     image = used_columns.image
     for number, row in enumerate(rows, start=1):
         for column in (image, *used_columns.label_columns, "split"):
@@ -405,15 +428,16 @@ def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[
 
 def _choose_list_columns(columns: Collection[str], file_name: str, selection: NamedColumns) -> Columns:
     """Return the image and label columns of a list; raise UserError if one is missing."""
+    selection.check(columns, file_name)
     image = selection.image or next((column for column in _PATH_NAMES if column in columns), None)
     label = selection.label or _find_label_name(columns)
-    selection.check(columns, file_name)
-    if image is None or label is None:
-        missing = "image files, such as file_name" if image is None else "classes, such as label"
-        option = "--image-column" if image is None else "--label-column"
-        remedy = f", or move {file_name} away if the folder names are the classes" if image else ""
+    problem = f"{file_name} has the columns {', '.join(columns)}, but none of"
+    if image is None:
+        raise UserError(f"{problem} image files, such as file_name; name it with --image-column")
+    if label is None:
         raise UserError(
-            f"{file_name} has the columns {', '.join(columns)}, but none of {missing}; name it with {option}{remedy}"
+            f"{problem} classes, such as label; name it with --label-column, or move {file_name} away if the folder "
+            "names are the classes"
         )
     return Columns(image, (label,), selection.indicators)
 
@@ -421,11 +445,12 @@ def _choose_list_columns(columns: Collection[str], file_name: str, selection: Na
 def _read_csv_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield every row of a CSV file as column -> text; the delimiter is the most frequent of tab, ; and comma."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        first = next((line for line in file if line.strip()), "")
-        if match := re.fullmatch("sep=([\t;,])", first.strip("\r\n")):  # Excel reads such a line
-            first = next(file, "")
-        delimiter = match[1] if match else max("\t;,", key=first.count)
-        cells = csv.reader(chain([first], file), delimiter=delimiter, skipinitialspace=True, strict=True)
+        header_line = next((line for line in file if line.strip()), "")
+        stated_delimiter = re.fullmatch("sep=([\t;,])", header_line.strip("\r\n"))  # Excel reads such a line
+        if stated_delimiter:
+            header_line = next(file, "")
+        delimiter = stated_delimiter[1] if stated_delimiter else max("\t;,", key=header_line.count)
+        cells = csv.reader(chain([header_line], file), delimiter=delimiter, skipinitialspace=True, strict=True)
         header = [normalize_name(name) for name in next(cells)]
         if not header:
             raise ValueError("the file is empty")
@@ -441,7 +466,7 @@ def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(filter(str.strip, file), start=1):
             try:
-                row = json.loads(line, object_pairs_hook=_fields, parse_int=str, parse_float=str, parse_constant=str)
+                row = json.loads(line, object_pairs_hook=_make_row, parse_int=str, parse_float=str, parse_constant=str)
             except json.JSONDecodeError as error:
                 raise ValueError(f"row {number}: {error.msg} at character {error.pos}") from error
             if not isinstance(row, dict):
@@ -449,13 +474,13 @@ def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _make_row(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object with normalized keys and text values; a repeated key gets the value `_DUPLICATE`."""
-    counts = Counter(normalize_name(name) for name, _ in pairs)
-    return {
-        name: _to_text(value) if counts[name] == 1 else _DUPLICATE
-        for name, value in ((normalize_name(name), value) for name, value in pairs)
-    }
+    row: dict[str, Any] = {}
+    for raw_name, value in pairs:
+        name = normalize_name(raw_name)
+        row[name] = _DUPLICATE if name in row else _to_text(value)
+    return row
 
 
 def _to_text(value: Any) -> Any:
@@ -571,7 +596,8 @@ def _find_patterns(value: Any, within: bool = False, depth: int = 0) -> Iterator
     if within and isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list) and depth < 20:
-        for key, item in value.items() if isinstance(value, Mapping) else ((None, entry) for entry in value):
+        items = value.items() if isinstance(value, Mapping) else ((None, entry) for entry in value)
+        for key, item in items:
             is_within = (within and key != "split") or key in ("data_files", "data_dir")
             yield from _find_patterns(item, is_within, depth + 1)
 
@@ -587,10 +613,11 @@ def refuse_foreign_images(table: "Dataset", column: str, source: DataSource) -> 
 
     pc: Any = pyarrow.compute  # Any: its functions are created at import
     images: Any = table.data.column(column)
-    outside = pc.filter(pc.struct_field(images, "path"), pc.is_null(pc.struct_field(images, "bytes")))
+    named_files = pc.filter(pc.struct_field(images, "path"), pc.is_null(pc.struct_field(images, "bytes")))
     caches = [os.path.realpath(cache) for cache in (constants.HF_HUB_CACHE, config.HF_DATASETS_CACHE)]
-    for path in pc.unique(outside).to_pylist():
-        if path is not None and not any(os.path.realpath(path).startswith(cache + os.sep) for cache in caches):
+    for path in pc.unique(named_files).to_pylist():
+        is_missing = path is None
+        if not is_missing and not any(os.path.realpath(path).startswith(cache + os.sep) for cache in caches):
             _refuse_foreign(source, path)
 
 
@@ -609,20 +636,13 @@ def _refuse_foreign(source: DataSource, path: object) -> None:
 
 def _find_columns(features: "Features", name: str, selection: NamedColumns) -> Columns:
     """Return the image and label columns; raise UserError if one is missing or several are possible."""
-    from datasets import ClassLabel, Image
+    from datasets import ClassLabel
 
     selection.check(features, name)
-    image_columns = [column for column, feature in features.items() if isinstance(feature, Image)]
-    usual = [column for column in _IMAGE_NAMES if column in features]
-    candidates = (
-        [selection.image]
-        if selection.image
-        else [column for column in usual if column in image_columns] or image_columns or usual
-    )
     columns = f"'{name}' has the columns {', '.join(map(str, features))}"
-    if not candidates or (len(candidates) > 1 and candidates[0] not in _IMAGE_NAMES):
+    image = selection.image or _find_image_column(features)
+    if image is None:
         raise UserError(f"{columns}, but which one holds the images is unclear; give its name with --image-column")
-    image = candidates[0]
     if selection.label:
         return Columns(image, (selection.label,), selection.indicators)
     label = _find_label_name(features)
@@ -642,6 +662,20 @@ def _find_columns(features: "Features", name: str, selection: NamedColumns) -> C
     )
 
 
+def _find_image_column(features: "Features") -> str | None:
+    """Return the image column by name and type, else by type, else by name; None if several of a type have no name."""
+    from datasets import Image
+
+    typed = [column for column, feature in features.items() if isinstance(feature, Image)]
+    usual = [column for column in _IMAGE_NAMES if column in features]
+    usual_and_typed = [column for column in usual if column in typed]
+    if usual_and_typed:
+        return usual_and_typed[0]
+    if typed:
+        return typed[0] if len(typed) == 1 else None
+    return usual[0] if usual else None
+
+
 def _find_label_name(columns: Collection[str]) -> str | None:
     """Return the first usual name of a label column that is among these."""
     return next((name for name in _LABEL_NAMES if name in columns), None)
@@ -653,50 +687,63 @@ def encode_images(
     """Return tables or streams whose image column is undecoded; lists of pixels are encoded as PNG or TIFF files.
 
     A first pass, if `may_read_twice`, finds the lowest and highest value of all splits. Values within 0..255 count as
-    8-bit values, whatever their type is, and floats within 0..1 as fractions of 255.
+    8-bit values, whatever their type is, and floats within 0..1 as fractions of 255. A note on images that would be
+    almost black is appended to `notes`.
     """
     import pyarrow as pa
-    import pyarrow.compute
     from datasets import Dataset, Features, Image
+    from pyarrow import types
 
-    pc: Any = pyarrow.compute  # Any: its functions are created at import
     features: Features = next(iter(splits.values())).features
-    storage: Any = features.arrow_schema.field(column).type
-    storage = leaf = getattr(storage, "storage_type", storage)  # Array2D and Array3D have one
-    while pa.types.is_list(leaf) or pa.types.is_large_list(leaf) or pa.types.is_fixed_size_list(leaf):
-        leaf = leaf.value_type
+    column_type: Any = features.arrow_schema.field(column).type
+    list_type: Any = getattr(column_type, "storage_type", column_type)  # Array2D and Array3D have one
+    number_type = list_type
+    while types.is_list(number_type) or types.is_large_list(number_type) or types.is_fixed_size_list(number_type):
+        number_type = number_type.value_type
     image = Image(decode=False)
-    if leaf == storage:
+    if number_type == list_type:  # no lists of pixels
         return {split: table.cast_column(column, image) for split, table in splits.items()}
     location = f"the column '{column}' of '{name}'"
-    low = 0
-    high = 255
-    if not may_read_twice and not (leaf == pa.uint8() or pa.types.is_boolean(leaf)):
+    low, high = 0, 255
+    if may_read_twice and (types.is_integer(number_type) or types.is_floating(number_type)):
+        low, high = _find_extremes(splits, column, list_type, is_floating=types.is_floating(number_type))
+        notes += note_dark_images(high, 8) if types.is_integer(number_type) else []
+    elif not (may_read_twice or number_type == pa.uint8() or types.is_boolean(number_type)):
         raise UserError(
-            f"{location} holds pixels as {leaf}, whose range is unknown before all are read; leave --streaming out"
+            f"{location} holds pixels as {number_type}, whose range is unknown before all are read; leave "
+            "--streaming out"
         )
-    if may_read_twice and (pa.types.is_integer(leaf) or pa.types.is_floating(leaf)):
-        batches = (batch for table in splits.values() for batch in table.with_format("arrow").iter(1000))
-        values = (pc.list_flatten(batch.column(column).cast(storage), recursive=True) for batch in batches)
-        values = (numbers.cast(pa.float64()) if pa.types.is_floating(leaf) else numbers for numbers in values)
-        extremes = [end for numbers in values for end in pc.min_max(numbers).as_py().values() if end is not None]
-        low = min(extremes, default=0)
-        high = max(extremes, default=0)
-        notes += note_dark_images(high, 8) if pa.types.is_integer(leaf) else []
-    encode = functools.partial(_encode_pixels, column=column, where=location, low=low, high=high)
+    encode = functools.partial(_encode_pixels, column=column, location=location, low=low, high=high)
     encoded: dict[str, Any] = {}
     for split, table in splits.items():
         if isinstance(table, Dataset):
-            table_batches: Any = table.iter(1000)
-            encoded_images = [encoded_image for batch in table_batches for encoded_image in encode(batch)[column]]
+            batches: Any = table.iter(1000)
+            encoded_images = [encoded_image for batch in batches for encoded_image in encode(batch)[column]]
             encoded[split] = table.remove_columns([column]).add_column(column, encoded_images, feature=image)  # pyright: ignore[reportArgumentType]
         else:
             encoded[split] = table.map(encode, batched=True, features=Features({**features, column: image}))
     return encoded
 
 
-def _encode_pixels(batch: Mapping[str, Any], *, column: str, where: str, low: int, high: int) -> dict[str, list[Any]]:
-    """Encode the pixel lists of a batch as image files; `low` and `high` are the extreme integers of the data set."""
+def _find_extremes(splits: Mapping[str, Any], column: str, list_type: Any, *, is_floating: bool) -> tuple[Any, Any]:
+    """Return the lowest and highest pixel of all splits; (0, 0) without pixels."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    pc: Any = pyarrow.compute  # Any: its functions are created at import
+    extremes: list[Any] = []
+    for table in splits.values():
+        for batch in table.with_format("arrow").iter(1000):
+            numbers = pc.list_flatten(batch.column(column).cast(list_type), recursive=True)
+            ends = pc.min_max(numbers.cast(pa.float64()) if is_floating else numbers).as_py()
+            extremes += [end for end in ends.values() if end is not None]
+    return min(extremes, default=0), max(extremes, default=0)
+
+
+def _encode_pixels(
+    batch: Mapping[str, Any], *, column: str, location: str, low: int, high: int
+) -> dict[str, list[Any]]:
+    """Encode the pixel lists of a batch as image files; `low` and `high` are the extreme values of the data set."""
     from datasets.features.image import encode_np_array
 
     images: list[Any] = []
@@ -706,25 +753,33 @@ def _encode_pixels(batch: Mapping[str, Any], *, column: str, where: str, low: in
             images.append({"bytes": None, "path": None})
             continue
         pixels = _arrange_pixels(numbers)
-        is_whole = pixels.dtype.kind in "ui"
         if pixels.dtype.kind == "f" and are_bytes and np.isfinite(pixels).all():
             pixels = np.rint(pixels * (255 if high <= 1 else 1)).astype(np.uint8)
         is_gray = pixels.ndim == 2 and pixels.dtype.kind in "uifb"
         has_colors = pixels.ndim == 3 and pixels.shape[2] <= _CHANNELS and pixels.dtype.kind in "ui" and are_bytes
         if not (has_colors or is_gray) or not pixels.size:
-            shape = "x".join(map(str, pixels.shape)) or "different lengths"
-            values = f" with numbers from {low:,} to {high:,}" if pixels.dtype.kind in "uif" else f" ({pixels.dtype})"
-            sides = ((math.isqrt(pixels.size // depth), depth) for depth in (1, 3))
-            fit = [f"{side}x{side}x{depth}" for side, depth in sides if side * side * depth == pixels.size]
-            raise UserError(
-                f"{where} holds lists of {shape}{values}; save them as height x width numbers, or as height x width x "
-                f"channels numbers from 0 to 255 or 0 to 1{f', such as {fit[0]}' if pixels.ndim == 1 and fit else ''}"
-            )
-        if is_whole:
+            _refuse_pixels(pixels, location, low, high)
+        if pixels.dtype.kind in "ui":  # the types that image files hold
             limits = np.iinfo(np.int32)
             pixels = pixels.astype(np.uint8) if are_bytes else pixels.clip(limits.min, limits.max).astype(np.int32)
         images.append(encode_np_array(pixels))
     return {column: images}
+
+
+def _refuse_pixels(pixels: "NDArray[Any]", location: str, low: int, high: int) -> NoReturn:
+    """Raise UserError for an array that is no image; for flat lists with a square shape that would fit."""
+    shape = "x".join(map(str, pixels.shape)) or "different lengths"
+    values = f" with numbers from {low:,} to {high:,}" if pixels.dtype.kind in "uif" else f" ({pixels.dtype})"
+    example = ""
+    for channels in (1, 3) if pixels.ndim == 1 else ():
+        side = math.isqrt(pixels.size // channels)
+        if side * side * channels == pixels.size:
+            example = f", such as {side}x{side}x{channels}"
+            break
+    raise UserError(
+        f"{location} holds lists of {shape}{values}; save them as height x width numbers, or as height x width x "
+        f"channels numbers from 0 to 255 or 0 to 1{example}"
+    )
 
 
 def _arrange_pixels(numbers: object) -> "NDArray[Any]":
@@ -783,23 +838,28 @@ class StreamReader:
         for stored_image, raw_label in zip(rows, self.columns.labels(batch), strict=True):
             if not self._is_in_split(stored_image):
                 continue
-            if stored_image.get("bytes") is None and stored_image.get("path") is not None and self.source is not None:
-                _refuse_foreign(self.source, stored_image.get("path"))
+            path = stored_image.get("path")
+            if stored_image.get("bytes") is None and path is not None and self.source is not None:
+                _refuse_foreign(self.source, path)
             scan, image = open_image(stored_image, "")
             problem = scan.find_problem(self.min_size)
             if problem is None:
-                if raw_label not in self.labels.numbers:
+                if raw_label not in self.labels.numbers:  # raises; only now, because `_names` may read all files
                     self.labels.get_number(raw_label, f"image '{self._names(scan)[0]}'")
                 labels.append(self.labels.numbers[raw_label])
                 images.append(image)
-                continue
-            if not self.skip_bad_images:
+            elif self.skip_bad_images:
+                self._skip(scan)
+            else:
                 raise_bad_image(replace(scan, name=self._names(scan)[0]), problem)
-            for name in map(shorten_path, self._names(scan)):
-                if name not in self.skipped:  # the stream is read again in every epoch
-                    self.skipped.append(name)
-                    logger.warning("skipped the unreadable image %s", to_one_line(name))
         return {"image": images, "label": labels}
+
+    def _skip(self, scan: ImageScan) -> None:
+        """Warn of a bad image and of its duplicates, and add their names to `skipped`."""
+        for name in map(shorten_path, self._names(scan)):
+            if name not in self.skipped:  # the stream is read again in every epoch
+                self.skipped.append(name)
+                logger.warning("skipped the unreadable image %s", to_one_line(name))
 
     def _is_in_split(self, stored_image: Mapping[str, Any]) -> bool:
         """Return whether an image belongs to this split, where splits are cut by content."""
@@ -846,10 +906,14 @@ def _iterate_images(kind: str, path: Path, column: str) -> Iterator[tuple[str, b
     with path.open("rb") as file:
         if kind == "webdataset":
             with tarfile.open(fileobj=file) as archive:
-                yield from ((member.name, part.read()) for member in archive if (part := archive.extractfile(member)))
+                for member in archive:
+                    part = archive.extractfile(member)
+                    if part is not None:  # no folder
+                        yield member.name, part.read()
             return
         batches = parquet.ParquetFile(file).iter_batches(batch_size=64, columns=[column])
-        for row, stored_image in enumerate(member for batch in batches for member in batch.column(0).to_pylist()):
+        stored_images = (stored_image for batch in batches for stored_image in batch.column(0).to_pylist())
+        for row, stored_image in enumerate(stored_images):
             content = stored_image.get("bytes") if isinstance(stored_image, dict) else stored_image
             if not isinstance(content, list):  # a list of pixels has no file
                 yield f"row {row}", content if isinstance(content, bytes) else b""

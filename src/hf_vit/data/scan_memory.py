@@ -53,17 +53,17 @@ class ScanMemory:
         self.note = ""
         self._decode = decode
         self._is_off = bool(os.environ.get(OFF)) or not paths or is_store_url(paths[0])
-        self._keys: dict[int, bytes] = {}
-        self._recalled = set[int]()
+        self._keys: dict[int, bytes] = {}  # row -> hash of the path, size and times of its file
+        self._recalled = set[int]()  # rows
         self._start = time.time_ns()
-        self._known: dict[bytes, int] = {}
-        self._columns: dict[str, Any] = {}
+        self._known: dict[bytes, int] = {}  # such a hash of an earlier command -> its row in `_columns`
+        self._columns: dict[str, Any] = {}  # the file's arrays, see `store`
         if self._is_off:
             return
-        is_table = source.kind in ("parquet", "webdataset", "idx")
-        # Of all splits, as the range of numbers in all of them decides how pixels without a file are encoded.
-        table_files = (str(path) for _, path in source.name_files())
-        self._table_state = _describe_files(table_files, self._start) if is_table else None
+        self._table_state: str | None = None  # of the files that hold all images, "" if it is not known
+        if source.kind in ("parquet", "webdataset", "idx"):
+            # Of all splits, as the range of numbers in all of them decides how pixels without a file are encoded.
+            self._table_state = _describe_files((str(path) for _, path in source.name_files()), self._start)
         if self._table_state and column is not None:
             self._table_state += f"\n{column}"
         folders = {os.path.abspath(folder) for folder in set(map(os.path.dirname, paths))}
@@ -77,14 +77,16 @@ class ScanMemory:
             self._read()
 
     def _read(self) -> None:
+        """Set `_columns` and `_known` from the file of an earlier command; set `note` if the file is damaged."""
         try:
             content = self._path.read_bytes()
-        except OSError:
+        except OSError:  # no earlier command
             return
+        digest, archive = content[:_DIGEST], content[_DIGEST:]
         try:
-            if hashlib.sha256(content[_DIGEST:]).digest() != content[:_DIGEST]:
+            if hashlib.sha256(archive).digest() != digest:
                 raise ValueError("its content has changed")
-            with np.load(io.BytesIO(content[_DIGEST:]), allow_pickle=False) as arrays:
+            with np.load(io.BytesIO(archive), allow_pickle=False) as arrays:
                 columns = {name: arrays[name] for name in arrays.files}
             if str(columns["version"]) == _VERSION:
                 rows = np.flatnonzero(columns["decoded"]) if self._decode else np.arange(len(columns["keys"]))
@@ -110,8 +112,10 @@ class ScanMemory:
             state = f"{state}\n{row}"
         if not state:
             return None
-        key = self._keys[row] = hashlib.sha256(state.encode(errors="surrogateescape")).digest()
-        if (index := self._known.get(key)) is None:
+        key = hashlib.sha256(state.encode(errors="surrogateescape")).digest()
+        self._keys[row] = key
+        index = self._known.get(key)
+        if index is None:
             return None
         height, width, peak, is_turned = self._columns["values"][index].tolist()
         if 3 * height * width <= kept_bytes:
@@ -126,19 +130,21 @@ class ScanMemory:
         num_known = sum(key in self._known for key in self._keys.values())
         rows = [row for row in self._keys if scans[row].problem is None]
         is_large = len(rows) >= _LEAST_IMAGES or sum(scan.height * scan.width for scan in scans) >= _LEAST_PIXELS
-        if not is_large or num_known == len(rows) == len(self._columns.get("keys", ())):
+        is_unchanged = num_known == len(rows) == len(self._columns.get("keys", ()))
+        if not is_large or is_unchanged:
             return
-        decoded = self._columns.get("decoded")
         keys = [self._keys[row] for row in rows]
+        good_scans = [scans[row] for row in rows]
         indices = [self._known.get(key) for key in keys]
+        digests = b"".join(bytes.fromhex(scan.digest) for scan in good_scans)
         columns: dict[str, Any] = {
             "version": _VERSION,
             "keys": np.frombuffer(b"".join(keys), np.uint8).reshape(-1, _DIGEST),
-            "digests": np.frombuffer(bytes.fromhex("".join(scans[row].digest for row in rows)), np.uint8),
-            "values": [[scan.height, scan.width, scan.peak, scan.is_turned] for scan in map(scans.__getitem__, rows)],
-            "decoded": [self._decode if index is None or decoded is None else decoded[index] for index in indices],
+            "digests": np.frombuffer(digests, np.uint8).reshape(-1, _DIGEST),
+            "values": [[scan.height, scan.width, scan.peak, scan.is_turned] for scan in good_scans],
+            # A scan that was recalled was decoded if it was so in the earlier command.
+            "decoded": [self._decode if index is None else self._columns["decoded"][index] for index in indices],
         }
-        columns["digests"] = columns["digests"].reshape(-1, _DIGEST)
         file = io.BytesIO()
         np.savez(file, **columns)
         content = file.getvalue()
@@ -146,11 +152,11 @@ class ScanMemory:
             write_atomically(self._path, hashlib.sha256(content).digest() + content)
 
 
-def note_recalled(memories: Iterable[ScanMemory], total: int) -> list[str]:
+def note_recalled(memories: Sequence[ScanMemory], total: int) -> list[str]:
     """Return what a command says if it did not check all images itself."""
-    memories = list(memories)
     notes = [memory.note for memory in memories if memory.note]
-    if count := sum(memory.count for memory in memories):
+    count = sum(memory.count for memory in memories)
+    if count:
         notes.append(
             f"{count:,} of {total:,} images were not read to check them: paths, sizes and times of the files are as in "
             f"an earlier check ({OFF}=1 checks all)"

@@ -107,20 +107,20 @@ class Scenes:
         draws = draw_uniforms(key, _BACKGROUND_DRAWS + _ATTEMPTS[self.clutter] * _DRAWS)[0].tolist()
         image = _draw_background(split, draws[:_BACKGROUND_DRAWS], size)
         shape_count = 1 + int(draws[0] * _MAX_SHAPES[self.clutter])
-        shape_draws = [draws[start : start + _DRAWS] for start in range(_BACKGROUND_DRAWS, len(draws), _DRAWS)]
         instances = np.zeros((size, size), dtype=np.uint8)
         shapes: list[int] = []
-        areas: list[int] = []
-        for shape_draw in shape_draws:
-            shape = int(shape_draw[0] * len(SHAPES))
-            mask, across, down = _place_shape(SHAPES[shape], shape_draw, size, self.clutter)
+        areas: list[int] = []  # px of the whole shapes
+        for start in range(_BACKGROUND_DRAWS, len(draws), _DRAWS):
+            shape_draws = draws[start : start + _DRAWS]
+            shape = int(shape_draws[0] * len(SHAPES))
+            mask, across, down = _place_shape(SHAPES[shape], shape_draws, size, self.clutter)
             new_instances = np.where(mask, len(shapes) + 1, instances)
             visible_areas = [int(np.count_nonzero(new_instances == number)) for number in range(1, 1 + len(shapes))]
             least_areas = [_VISIBLE_SHARE[self.clutter] * area for area in areas]
             if any(visible < least for visible, least in zip(visible_areas, least_areas, strict=True)):
                 continue  # it would hide too much of an earlier shape
             instances = new_instances.astype(np.uint8)
-            image[mask] = _color_shape(shape_draw, across, down, self.clutter)[mask]
+            image[mask] = _color_shape(shape_draws, across, down, self.clutter)[mask]
             shapes.append(shape)
             areas.append(int(np.count_nonzero(mask)))
             if len(shapes) == shape_count:
@@ -233,35 +233,46 @@ def _place_shape(
 
 def _color_shape(draws: list[float], across: "_Floats", down: "_Floats", clutter: int) -> "NDArray[np.uint8]":
     """Return the colors of a shape, [H, W, 3]: one color or, with clutter, stripes or checks of two."""
-    kind = int(draws[5] * 4) * clutter
+    pattern = int(draws[5] * 4) * clutter  # 0 and 1 are one color, 2 stripes and 3 checks
     period = 0.3 + 0.5 * draws[6]
-    first, second = (np.asarray([int(256 * value) for value in draws[start : start + 3]]) for start in (7, 10))
     stripes = np.floor(across / period).astype(np.int64)
     checks = stripes + np.floor(down / period).astype(np.int64)
-    color_index = {2: stripes % 2, 3: checks % 2}.get(kind, np.zeros(across.shape, dtype=np.int64))
-    return np.where(color_index[..., None] == 1, second, first).astype(np.uint8)
+    one_color = np.zeros(across.shape, dtype=np.int64)
+    return _paint({2: stripes % 2, 3: checks % 2}.get(pattern, one_color), draws[7:13])
+
+
+def _paint(color_indices: "NDArray[np.int64]", draws: list[float]) -> "NDArray[np.uint8]":
+    """Return [H, W, 3] with one of two colors for every index, 0 or 1; `draws` are the six values of the colors."""
+    first, second = np.asarray([int(256 * draw) for draw in draws]).reshape(2, 3)
+    return np.where(color_indices[..., None] == 1, second, first).astype(np.uint8)
 
 
 def _draw_background(split: str, draws: list[float], size: int) -> "NDArray[np.uint8]":
     """Return a background, [H, W, 3]: a crop of a photograph (70%), stripes (15%) or a clouded texture (15%)."""
-    if draws[1] < 0.7:
-        tiles = _load_tiles(split)
-        tile = tiles[int(draws[2] * len(tiles))]
-        side = max(1, int(min(tile.size) * (0.5 + 0.5 * draws[3])))
-        left = int((tile.width - side + 1) * draws[4])
-        top = int((tile.height - side + 1) * draws[5])
-        crop = tile.crop((left, top, left + side, top + side))
-        return np.array(crop.resize((size, size), Image.Resampling.BILINEAR))
-    if draws[1] < 0.85:
-        x, y = _compute_pixel_centers(size)
-        first, second = (np.asarray([int(256 * value) for value in draws[start : start + 3]]) for start in (2, 5))
-        across, _ = _rotate(x, y, 4 * draws[8])
-        stripes = np.floor(across / (0.05 + 0.2 * draws[9])).astype(np.int64) % 2
-        return np.where(stripes[..., None] == 1, second, first).astype(np.uint8)
-    shades = np.asarray([int(256 * value) for value in draws[2 : 2 + 2 * _GRID * _GRID]], dtype=np.uint8)
-    layers = shades.reshape(2, _GRID, _GRID)
-    resized = [np.asarray(Image.fromarray(layer).resize((size, size), Image.Resampling.BICUBIC)) for layer in layers]
-    return np.stack([resized[0], resized[1], (resized[0] // 2 + resized[1] // 2)], axis=-1)
+    kind = draws[1]  # number 0 sets how many shapes there are
+    if kind < 0.7:
+        return _crop_photograph(split, draws[2:6], size)
+    if kind < 0.85:
+        turn, width = draws[8:10]
+        across, _ = _rotate(*_compute_pixel_centers(size), 4 * turn)
+        return _paint(np.floor(across / (0.05 + 0.2 * width)).astype(np.int64) % 2, draws[2:8])
+    shades = np.asarray([int(256 * draw) for draw in draws[2 : 2 + 2 * _GRID * _GRID]], dtype=np.uint8)
+    grids = shades.reshape(2, _GRID, _GRID)
+    red, green = (np.asarray(Image.fromarray(grid).resize((size, size), Image.Resampling.BICUBIC)) for grid in grids)
+    blue = red // 2 + green // 2  # their mean, so that colors vary less
+    return np.stack([red, green, blue], axis=-1)
+
+
+def _crop_photograph(split: str, draws: list[float], size: int) -> "NDArray[np.uint8]":
+    """Return a random square of a random tile, [H, W, 3], with 50% to 100% of its shorter side."""
+    choice, share, across, down = draws
+    tiles = _load_tiles(split)
+    tile = tiles[int(choice * len(tiles))]
+    side = max(1, int(min(tile.size) * (0.5 + 0.5 * share)))
+    left = int((tile.width - side + 1) * across)
+    top = int((tile.height - side + 1) * down)
+    crop = tile.crop((left, top, left + side, top + side))
+    return np.array(crop.resize((size, size), Image.Resampling.BILINEAR))
 
 
 @functools.lru_cache(maxsize=len(SPLIT_NUMBERS))

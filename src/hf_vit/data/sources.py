@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 from hf_vit.data.files import IMAGE_SUFFIXES, Parts, count_suffixes, is_image, note_ignored_files, walk
 from hf_vit.data.idx import group_idx_files, is_mapping_name, list_companions, parse_idx_name
@@ -21,9 +21,10 @@ from hf_vit.data.splits import split_name
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import is_folder, is_store_url, match_objects, read_sizes, to_path
 
+Kind = Literal["builtin", "folder", "list", "parquet", "webdataset", "idx", "hub", "masks", "coco"]
 BUILTIN_NAMES = ("digits", "photos", "fractals", "scenes")
-_TABLES = {"parquet": (".parquet",), "webdataset": (".tar", ".tar.gz", ".tgz")}
-_FILES: dict[str, tuple[str, ...]] = {**_TABLES, "list": (".csv", ".tsv", ".jsonl")}
+_TABLES: dict[Kind, tuple[str, ...]] = {"parquet": (".parquet",), "webdataset": (".tar", ".tar.gz", ".tgz")}
+_FILES: dict[Kind, tuple[str, ...]] = {**_TABLES, "list": (".csv", ".tsv", ".jsonl")}
 # File names of a list of images beside the images; `datasets` uses the first one.
 _LISTS = tuple(f"{name}{suffix}" for name in ("metadata", "labels") for suffix in _FILES["list"])
 # user/name or name, each with an optional :configuration.
@@ -49,7 +50,7 @@ class DataSource:
         root: the folder of "masks" or "coco".
     """
 
-    kind: Literal["builtin", "folder", "list", "parquet", "webdataset", "idx", "hub", "masks", "coco"]
+    kind: Kind
     name: str
     files: dict[str, list[Path]] = field(default_factory=dict[str, list[Path]])
     folder: dict[str, dict[str, list[Path]]] = field(default_factory=dict[str, dict[str, list[Path]]])
@@ -85,27 +86,40 @@ def resolve_source(source: str) -> DataSource:
     if not source.strip():
         raise UserError(f"the data source is an empty text; give a folder, parquet or tar files, {_KINDS}")
     path = to_path(source).expanduser()
-    is_stored = is_store_url(source)
-    name = Path(source).name if is_stored else path.name
-    if is_folder(path) if is_stored else path.is_dir():
-        name = name if is_stored else path.resolve().name
-        dense = _resolve_dense_folder(path, name)
-        if dense and is_stored:
+    if is_store_url(source):
+        return _resolve_url(path, source)
+    return _resolve_local_path(path, source) or _resolve_hub_id(source)
+
+
+def _resolve_url(path: Path, source: str) -> DataSource:
+    """Return the source at a folder, file or pattern of an object store; raise UserError if nothing is there."""
+    name = Path(source).name
+    if is_folder(path):
+        if _resolve_dense_folder(path, name):
             raise UserError(
                 f"'{source}' holds masks or objects as separate files, which can only be read from a local "
                 "folder; download it, or give parquet files"
             )
-        return dense or _resolve_folder(path, source, name)
-    if is_stored:
-        paths = list(read_sizes([path])) or match_objects(source)
-    elif path.suffix.lower() == ".json" and path.is_file() and _is_coco(path):
-        return _make_coco_source(path.parent, path.name, [path])
-    else:
-        paths = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
-    if paths:
-        return _resolve_files(paths, name, source)
-    if is_stored:
+        return _resolve_folder(path, source, name)
+    paths = list(read_sizes([path])) or match_objects(source)
+    if not paths:
         raise UserError(f"'{source}' does not exist; give a folder of class folders, parquet or tar files")
+    return _resolve_files(paths, name, source)
+
+
+def _resolve_local_path(path: Path, source: str) -> DataSource | None:
+    """Return the source at a local folder, file or pattern, else None."""
+    if path.is_dir():
+        name = path.resolve().name  # "." has no name before it is resolved
+        return _resolve_dense_folder(path, name) or _resolve_folder(path, source, name)
+    if path.suffix.lower() == ".json" and path.is_file() and _is_coco(path):
+        return _make_coco_source(path.parent, path.name, [path])
+    paths = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+    return _resolve_files(paths, path.name, source) if paths else None
+
+
+def _resolve_hub_id(source: str) -> DataSource:
+    """Return the source of a Hub data set; raise UserError if the text is a pattern or looks like a path."""
     if any(character in source for character in "*?["):
         raise UserError(f"no file matches '{source}'; give another pattern, such as 'data/*.parquet'")
     suffixes = (*(suffix for suffixes in _FILES.values() for suffix in suffixes), ".zip", *IMAGE_SUFFIXES)
@@ -116,13 +130,13 @@ def resolve_source(source: str) -> DataSource:
 
 
 def _resolve_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
-    """Return the source of files of one format, which their suffix tells."""
+    """Return the source of files of one format, which their suffix tells; raise UserError for several formats."""
     idx_files = [path for path in paths if parse_idx_name(path.name)]
     if idx_files and all(path in idx_files or is_mapping_name(path.name) for path in paths):
         return _make_idx_source(paths if len(paths) > 1 else list_companions(paths[0]), name, source)
     for kind, suffixes in _FILES.items():
         if all(path.name.lower().endswith(suffixes) for path in paths):
-            return DataSource(kind, name, files=_group_by_split((path, (path.name,)) for path in paths))  # pyright: ignore[reportArgumentType]
+            return DataSource(kind, name, files=_group_by_split((path, (path.name,)) for path in paths))
     problem = f"'{source}' is not a data set file" if len(paths) == 1 else f"'{source}' mixes files of several formats"
     raise UserError(
         f"{problem}; give .parquet files, .tar files (webdataset), a list (.csv, .jsonl) or a folder of class folders"
@@ -135,10 +149,14 @@ def _make_idx_source(paths: Sequence[Path], name: str, source: str) -> DataSourc
 
 
 def _group_by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
-    """Group files by the split in their file or folder names (train-00000-of-00002.parquet, val/0.tar), else train."""
+    """Group files by the split in their file or folder names (train-00000-of-00002.parquet, val/0.tar), else train.
+
+    Where several words name a split, the last one counts, because it is the nearest to the file.
+    """
     splits: dict[str, list[Path]] = {}
     for path, parts in files:
-        split_names = [name for name in map(split_name, re.split(r"[^A-Za-z]+", "/".join(parts))) if name]
+        words = re.split(r"[^A-Za-z]+", "/".join(parts))
+        split_names = [name for name in map(split_name, words) if name]
         splits.setdefault(split_names[-1] if split_names else "train", []).append(path)
     return {split: sorted(paths) for split, paths in splits.items()}
 
@@ -149,10 +167,10 @@ def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
     files = [path for path in candidates if path.is_file() and not _OTHER_JSON.search(path.name)]
     if annotation_files := sorted(filter(_is_coco, files)):
         return _make_coco_source(root, name, annotation_files)
-    masks = next((root / folder for folder in ("annotations", "masks") if (root / folder).is_dir()), None)
-    if masks is None or not (root / "images").is_dir():
+    mask_folders = [root / name for name in ("annotations", "masks") if (root / name).is_dir()]
+    if not mask_folders or not (root / "images").is_dir():
         return None
-    annotations = _group_images_by_split(masks)
+    annotations = _group_images_by_split(mask_folders[0])
     splits: dict[str, dict[str, list[Path]]] = {}
     notes: list[str] = []
     for split, images in _group_images_by_split(root / "images").items():
@@ -166,9 +184,11 @@ def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
 def _group_images_by_split(folder: Path) -> dict[str, list[Path]]:
     """Group the images below a folder by the split that their first subfolder names, else train."""
     splits: dict[str, list[Path]] = {}
-    for parts in filter(_has_image_name, walk(folder)[0]):
-        split = split_name(parts[0]) if len(parts) > 1 else None
-        splits.setdefault(split or "train", []).append(folder.joinpath(*parts))
+    files, _ = walk(folder)
+    for parts in filter(_has_image_name, files):
+        is_in_subfolder = len(parts) > 1
+        split = (split_name(parts[0]) if is_in_subfolder else None) or "train"
+        splits.setdefault(split, []).append(folder.joinpath(*parts))
     return splits
 
 
@@ -200,40 +220,72 @@ def list_unlabeled_images(root: Path) -> list[Path]:
     if dense is not None and dense.kind == "masks":
         return (dense.folder.get("train") or next(iter(dense.folder.values())))["images"]
     files, _ = walk(root)
-    tables = (*_TABLES["parquet"], *_TABLES["webdataset"])
-    names = [parts[-1] for parts in files]
-    if any(name.lower().endswith(tables) or name.lower() in _LISTS or parse_idx_name(name) for name in names):
+    if _find_data_files(files):
         return []
     images = list(filter(_has_image_name, files))
-    folders = {parts[0]: split_name(parts[0]) for parts in images if len(parts) > 1}
-    split_names = set(filter(None, folders.values()))
-    if len(split_names) > 1 or (split_names and all(folders.values())):  # "train" beside "bus" and "car" is a class
+    splits_of_folders = {parts[0]: split_name(parts[0]) for parts in images if len(parts) > 1}
+    split_names = set(filter(None, splits_of_folders.values()))
+    # A folder "train" beside "bus" and "car" is a class.
+    if len(split_names) > 1 or (split_names and all(splits_of_folders.values())):
         images = [parts for parts in images if split_name(parts[0]) == "train"]
     return [root.joinpath(*parts) for parts in images]
+
+
+def _find_data_files(files: list[Parts]) -> tuple[Kind, list[Parts]] | None:
+    """Return the format and the files of a folder's tables, lists or IDX files, the first that it holds, else None."""
+    for kind, suffixes in _TABLES.items():
+        tables = [parts for parts in files if parts[-1].lower().endswith(suffixes)]
+        if tables:
+            return kind, tables
+    lists = [parts for parts in files if parts[-1].lower() in _LISTS]  # other .csv files need not list images
+    if lists:
+        return "list", lists
+    if any(parse_idx_name(parts[-1]) for parts in files):
+        return "idx", files  # with the text files that name the classes
+    return None
 
 
 def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
     """Return the source of a folder with tables, a list, or class folders with or without split folders above them."""
     files, folders = walk(root)
-    for kind, suffixes in _FILES.items():
-        data_files = [parts for parts in files if parts[-1].lower().endswith(suffixes)]
-        if kind == "list":  # other .csv files need not list images
-            data_files = [parts for parts in data_files if parts[-1].lower() in _LISTS]
-        if data_files:
-            return DataSource(kind, name, files=_group_by_split((root.joinpath(*parts), parts) for parts in data_files))  # pyright: ignore[reportArgumentType]
-    if any(parse_idx_name(parts[-1]) for parts in files):
-        return _make_idx_source([root.joinpath(*parts) for parts in files], name, source)
-    images = list(filter(_has_image_name, files))
-    if any(parts[-1].endswith(".arrow") for parts in files) and not images:
+    match = _find_data_files(files)
+    if match:
+        kind, data_files = match
+        paths = [root.joinpath(*parts) for parts in data_files]
+        if kind == "idx":
+            return _make_idx_source(paths, name, source)
+        return DataSource(kind, name, files=_group_by_split(zip(paths, data_files, strict=True)))
+    images: list[Parts] = []
+    other_files: list[str] = []
+    for parts in files:
+        if _has_image_name(parts):
+            images.append(parts)
+        else:
+            other_files.append(parts[-1])
+    if not images:
+        _refuse_folder_without_images(source, other_files)
+    layout, notes = _group_by_split_and_class(root, source, images, folders)
+    return DataSource("folder", name, folder=layout, notes=[*note_ignored_files(other_files, name), *notes])
+
+
+def _refuse_folder_without_images(source: str, file_names: Sequence[str]) -> NoReturn:
+    if any(name.endswith(".arrow") for name in file_names):
         raise UserError(
             f"'{source}' was written by save_to_disk, which hf_vit does not read; write parquet files with "
             "dataset.to_parquet(FILE)"
         )
-    if not images:
-        contents = f"no images (only {count_suffixes(parts[-1] for parts in files)})" if files else "no files"
-        raise UserError(f"'{source}' holds {contents}; give one folder of images per class, parquet files or tar files")
-    ignored = [] if len(images) == len(files) else [parts[-1] for parts in files if not _has_image_name(parts)]
-    notes = note_ignored_files(ignored, name)
+    contents = f"no images (only {count_suffixes(file_names)})" if file_names else "no files"
+    raise UserError(f"'{source}' holds {contents}; give one folder of images per class, parquet files or tar files")
+
+
+def _group_by_split_and_class(
+    root: Path, source: str, images: list[Parts], folders: list[Parts]
+) -> tuple[dict[str, dict[str, list[Path]]], list[str]]:
+    """Return split -> class -> image files of class folders, and notes on the images beside the class folders.
+
+    Raise UserError if split folders stand beside other folders. Without split folders all images are of train.
+    """
+    notes: list[str] = []
     split_folders = {parts[0] for parts in images if len(parts) > 2 and split_name(parts[0])}
     others = sorted({parts[0] for parts in folders if not split_name(parts[0])})
     if split_folders and others:
@@ -242,7 +294,8 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
             "split; keep only train, validation and test there, and put the class folders into each of them"
         )
     layout: dict[str, dict[str, list[Path]]] = {}
-    for prefix in sorted({parts[:1] for parts in folders}) if split_folders else [()]:
+    no_prefix: Parts = ()
+    for prefix in sorted({parts[:1] for parts in folders}) if split_folders else [no_prefix]:
         folder_name = "/".join((source.rstrip("/"), *prefix))
         images_below = [parts for parts in images if parts[: len(prefix)] == prefix]
         num_loose = sum(len(parts) == len(prefix) + 1 for parts in images_below)
@@ -251,16 +304,16 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
             number = "1 image" if num_loose == 1 else f"{num_loose} images"
             notes.append(f"ignored {number} beside the class folders in '{folder_name}'")
         split = (split_name(prefix[0]) or "") if prefix else "train"
-        for label, paths in classes.items():
+        for label, paths in classes.items():  # "val" and "validation" are the same split
             layout.setdefault(split, {}).setdefault(label, []).extend(paths)
-    return DataSource("folder", name, folder=layout, notes=notes)
+    return layout, notes
 
 
 def _group_by_class(
     root: Path, prefix: Parts, images: list[Parts], folders: list[Parts], folder_name: str
 ) -> dict[str, list[Path]]:
     """Group the images below the class folders in root/prefix; raise UserError if there is no class or an empty one."""
-    depth = len(prefix)
+    depth = len(prefix)  # of the class's name in the parts of a path
     names = sorted({parts[depth] for parts in folders if len(parts) == depth + 1 and parts[:depth] == prefix})
     images_of_classes = [parts for parts in images if len(parts) > depth + 1]
     if not names:

@@ -51,30 +51,31 @@ def split_stratified(
         The rows of every part, ascending; "train" comes first.
     """
     random = np.random.RandomState(seed)
-    classes = [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    starts = [0] * len(classes)
+    remaining = [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]  # by class
+    class_sizes = [len(rows) for rows in remaining]
     parts: dict[str, NDArray[np.int64]] = {}
     for name, size in sizes.items():
-        room = [len(rows) - start for rows, start in zip(classes, starts, strict=True)]
-        counts = _divide_proportionally([len(rows) for rows in classes], size, room)
-        part_rows = [rows[start : start + count] for rows, start, count in zip(classes, starts, counts, strict=True)]
-        starts = [start + count for start, count in zip(starts, counts, strict=True)]
+        counts = _divide_proportionally(class_sizes, size, room=[len(rows) for rows in remaining])
+        part_rows = [rows[:count] for rows, count in zip(remaining, counts, strict=True)]
+        remaining = [rows[count:] for rows, count in zip(remaining, counts, strict=True)]
         parts[name] = np.sort(np.concatenate(part_rows))
-    remaining = [rows[start:] for rows, start in zip(classes, starts, strict=True)]
     return {"train": np.sort(np.concatenate(remaining)), **parts}
 
 
 def _divide_proportionally(weights: Sequence[int], total: int, room: Sequence[int]) -> list[int]:
-    """Divide `total` in proportion to `weights`, with at least 1 and at most room - 1 for each weight."""
+    """Divide `total` in proportion to `weights`, with at least 1 and at most room - 1 for each weight.
+
+    The sum is lower than `total` without enough room, and higher with more weights than `total`.
+    """
     ideal = [weight * total / sum(weights) for weight in weights]
     counts = [min(max(1, int(share)), space - 1) for share, space in zip(ideal, room, strict=True)]
-    while sum(counts) < total:
+    while sum(counts) < total:  # the largest remainder gets one more
         candidates = [index for index, space in enumerate(room) if counts[index] < space - 1]
         if not candidates:
             break
         best = max(candidates, key=lambda index: (ideal[index] - counts[index], -index))
         counts[best] += 1
-    while sum(counts) > total and max(counts) > 1:
+    while sum(counts) > total and max(counts) > 1:  # the minimum of 1 exceeded many shares
         candidates = [index for index, count in enumerate(counts) if count > 1]
         counts[max(candidates, key=lambda index: counts[index] - ideal[index])] -= 1
     return counts
@@ -121,7 +122,7 @@ def cut_rows(
     Raises:
         UserError: a class has fewer different images than there are splits.
     """
-    contents_of: dict[int, set[str]] = {}  # class number -> digests of its images
+    contents_of: dict[int, set[str]] = {}  # class number -> digests of its images, which stand for their contents
     for digest, label in zip(digests, labels, strict=True):
         for number in list_classes(label):
             contents_of.setdefault(number, set()).add(digest)
@@ -139,18 +140,22 @@ def cut_rows(
             notes.append(
                 f"splitting by content left no training image of class '{label_names[label]}', so one was moved there"
             )
-    class_counts = Counter(digest for contents in classes.values() for digest in contents)
     for name in missing:
-        if name in assignment.values():
-            continue
-        for contents in classes.values():
-            movable = [digest for digest in contents if assignment[digest] == "train"]
-            # An image with several classes stays: without it another class could have none in train.
-            if len(movable) > 1 and class_counts[movable[0]] == 1:
-                assignment[movable[0]] = name
-        notes.append(f"splitting by content left {name} without images, so one of each class was moved there")
+        if name not in assignment.values():
+            _fill_split(name, assignment, list(classes.values()))
+            notes.append(f"splitting by content left {name} without images, so one of each class was moved there")
     split_of_row = np.asarray([assignment[digest] for digest in digests])
     return {name: np.flatnonzero(split_of_row == name) for name in ("train", *missing)}, notes
+
+
+def _fill_split(split: str, assignment: dict[str, str], classes: Sequence[Sequence[str]]) -> None:
+    """Assign one training image of every class that has several to another split; the images are digests."""
+    class_counts = Counter(digest for contents in classes for digest in contents)
+    for contents in classes:
+        movable = [digest for digest in contents if assignment[digest] == "train"]
+        # An image with several classes stays: without it another class could have none in train.
+        if len(movable) > 1 and class_counts[movable[0]] == 1:
+            assignment[movable[0]] = split
 
 
 def _refuse_small_classes(
@@ -160,11 +165,12 @@ def _refuse_small_classes(
     needed = len(missing) + 1
     small_classes = sorted(label for label, contents in contents_of.items() if len(contents) < needed)
     if small_classes:
-        count = len(contents_of[small_classes[0]])
+        first = small_classes[0]
+        count = len(contents_of[first])
         more = f" ({len(small_classes)} classes are that small)" if len(small_classes) > 1 else ""
         images = "1 image" if count == 1 else f"{count} different images"
         raise UserError(
-            f"class '{label_names[small_classes[0]]}' has {images}{more}; to cut {' and '.join(missing)} from the "
+            f"class '{label_names[first]}' has {images}{more}; to cut {' and '.join(missing)} from the "
             f"training images, every class needs at least {needed}: add images, or give the splits as folders train, "
             "validation and test"
         )

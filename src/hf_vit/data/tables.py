@@ -89,7 +89,8 @@ class ImageTables:
         if not classes.get("train", {0}):
             annotations = "objects" if self.target == "objects" else "pixels of any class"
             raise UserError(f"no training image has {annotations}; annotate some of the training images")
-        if num_turned := sum(scan.is_turned for images in scans.values() for scan in images):
+        num_turned = sum(scan.is_turned for images in scans.values() for scan in images)
+        if num_turned:
             share = "1 image was" if num_turned == 1 else f"{num_turned:,} images were"
             self.notes.append(
                 f"{share} rotated as their EXIF orientation says; annotations of the unrotated images do not fit"
@@ -139,8 +140,9 @@ class MaskTables(ImageTables):
         train = scans.get("train", ())
         classes = _find_classes(train)
         if len(classes) == 1:
-            pixels = sum(scan.height * scan.width for scan in train if scan.annotation)
-            has_ignored = sum(sum(scan.annotation.amounts.values()) for scan in train if scan.annotation) < pixels
+            num_pixels = sum(scan.height * scan.width for scan in train if scan.annotation)
+            num_of_classes = sum(sum(scan.annotation.amounts.values()) for scan in train if scan.annotation)
+            has_ignored = num_of_classes < num_pixels
             remedy = "255 is ignored, so write objects with 1 instead" if has_ignored else "annotate a second class"
             raise UserError(f"the training masks hold only one class ({classes.pop()}); {remedy}")
 
@@ -169,7 +171,7 @@ class ObjectTables(ImageTables):
         """Set `with_masks`, and note how many objects lack a mask."""
         images = [row for rows in self.objects.values() for row in rows if isinstance(row, dict)]
         masks = [mask for row in images for mask in row["segmentation"]]
-        missing = sum(mask is None or (isinstance(mask, list | dict) and not mask) for mask in masks)
+        missing = sum(mask in (None, [], {}) for mask in masks)
         self.with_masks = bool(masks) and not missing
         if 0 < missing < len(masks):
             self.notes.append(f"{missing:,} of {len(masks):,} objects have no mask, so only the boxes are used")
@@ -305,20 +307,21 @@ def find_target(source: DataSource, target: Target | None) -> Target | None:
     if source.kind in ("masks", "coco"):
         available: Target = "mask" if source.kind == "masks" else "objects"
         if target not in (None, available):
+            layout = "images and masks" if available == "mask" else "COCO"
             raise UserError(
-                f"'{source.name}' is a folder for {_TASKS[available]} "
-                f"({'images and masks' if available == 'mask' else 'COCO'}), not for {_TASKS[target]}; choose "
+                f"'{source.name}' is a folder for {_TASKS[available]} ({layout}), not for {_TASKS[target]}; choose "
                 f"--task {_TASKS[available]}, or give other data"
             )
         return available
     if source.kind in ("parquet", "hub"):
         return target
     if target in ("mask", "objects"):
-        raise UserError(
-            f"'{source.name}' ({source.kind}) has labels, but no annotations for {_TASKS[target]}; give "
-            f"{'a folder of images and masks (ADE20K)' if target == 'mask' else 'a folder with COCO annotations'}, "
-            f"or parquet files with a column of {'masks' if target == 'mask' else 'objects'}"
-        )
+        remedies = {
+            "mask": "a folder of images and masks (ADE20K), or parquet files with a column of masks",
+            "objects": "a folder with COCO annotations, or parquet files with a column of objects",
+        }
+        problem = f"'{source.name}' ({source.kind}) has labels, but no annotations for {_TASKS[target]}"
+        raise UserError(f"{problem}; give {remedies[target]}")
     return "label"
 
 
@@ -327,12 +330,14 @@ def read_dense(source: DataSource, opened: RawTables | None, selection: NamedCol
     if opened is None:
         return _read_mask_folder(source) if target == "mask" else _read_coco(source)
     selection.check(opened.features or (), source.name)
-    tables = (_read_masks if target == "mask" else _read_objects)(opened, source.name, selection)
+    read = _read_masks if target == "mask" else _read_objects
+    tables = read(opened, source.name, selection)
     tables.revision = opened.revision
     for table in tables.images.values():
         refuse_foreign_images(table, "image", source)
-    for table in tables.masks.values() if isinstance(tables, MaskTables) else ():
-        refuse_foreign_images(table, "mask", source)
+    if isinstance(tables, MaskTables):
+        for table in tables.masks.values():
+            refuse_foreign_images(table, "mask", source)
     return tables
 
 
@@ -341,10 +346,13 @@ def read_dense(source: DataSource, opened: RawTables | None, selection: NamedCol
 
 def infer_target(features: "Features | None") -> Target:
     """Infer from the columns of a table whether it has objects, masks or labels."""
-    for target, columns in (("objects", _find_objects_column), ("mask", _find_mask_columns)):
-        with suppress(UserError):
-            columns(features or {}, "", NamedColumns())  # pyright: ignore[reportArgumentType]
-            return target  # pyright: ignore[reportReturnType]
+    columns = cast("Features", features or {})
+    with suppress(UserError):
+        _find_objects_column(columns, "", NamedColumns())
+        return "objects"
+    with suppress(UserError):
+        _find_mask_columns(columns, "", NamedColumns())
+        return "mask"
     return "label"
 
 
@@ -424,11 +432,12 @@ def _read_objects_of_row(objects: Any, fields: Mapping[str, tuple[str, Any]]) ->
 
     `fields` maps keys of `RawObjects` to (name, type) of the row's fields.
     """
-    columns: RawObjects
-    if isinstance(objects, Mapping):
-        columns = {key: list(objects[column] or []) for key, (column, _) in fields.items()}
-    else:
-        columns = {key: [entry.get(column) for entry in objects or []] for key, (column, _) in fields.items()}
+    columns: RawObjects = {}
+    for key, (column, _) in fields.items():
+        if isinstance(objects, Mapping):
+            columns[key] = list(objects[column] or [])
+        else:
+            columns[key] = [entry.get(column) for entry in objects or []]
     columns["category"] = normalize_label(columns["category"])
     count = len(columns["bbox"])
     for key in _FIELDS:
@@ -447,15 +456,14 @@ def _find_mask_columns(features: "Features", name: str, selection: NamedColumns)
             return feature.dtype in ("binary", "large_binary")
         return isinstance(feature, Image) or (isinstance(feature, Mapping) and "bytes" in feature)
 
-    pictures = [column for column, feature in features.items() if is_picture(feature)]
     if selection.image and selection.label:
         return selection.image, selection.label
-    mask = selection.label or next(
-        (column for column in _MASKS if column in pictures and column != selection.image), None
-    )
-    others = [column for column in pictures if column != mask]
-    image = selection.image or next((column for column in _IMAGES if column in others), None)
-    if mask is None and image is not None and len(pictures) == 2:
+    pictures = [column for column, feature in features.items() if is_picture(feature)]
+    usual_masks = [column for column in _MASKS if column in pictures and column != selection.image]
+    mask = selection.label or next(iter(usual_masks), None)
+    usual_images = [column for column in _IMAGES if column in pictures and column != mask]
+    image = selection.image or next(iter(usual_images), None)
+    if mask is None and image is not None and len(pictures) == 2:  # the other one holds the masks
         mask = next(column for column in pictures if column != image)
     if mask is None or image is None:
         raise UserError(
@@ -476,8 +484,10 @@ def _find_objects_column(
     available: dict[str, Any] = dict(item_features) if isinstance(item_features, Mapping) else {}
     fields: dict[str, tuple[str, Any]] = {}
     for key, usual_names in _FIELDS.items():
-        if field_name := next((usual for usual in usual_names if usual in available), None):
-            fields[key] = field_name, getattr(available[field_name], "feature", available[field_name])
+        field_name = next((usual for usual in usual_names if usual in available), None)
+        if field_name is not None:
+            feature = available[field_name]
+            fields[key] = field_name, getattr(feature, "feature", feature)  # of a list the type of its entries
     if not {"bbox", "category"} <= fields.keys():
         raise UserError(
             f"the column '{column}' of '{name}' has the fields {', '.join(available) or 'none'}, but every "
@@ -538,14 +548,9 @@ def _make_key(root: Path, *folders: Sequence[Path]) -> Callable[[Path], str]:
 
 def _read_class_names(root: Path) -> tuple[list[str] | None, bool]:
     """Return the class names, or None, and whether the masks number classes from 1 as ADE20K does."""
-    if info_files := sorted(root.glob("objectInfo*.txt")):
-        lines = [line.rstrip().split("\t") for line in _read_text(info_files[0]).splitlines() if line.strip()]
-        # The last column lists synonyms; the first one names the class.
-        names = [normalize_name(line[-1].split(",")[0]) for line in lines if line[0].strip().isdigit()]
-        if not names:
-            remedy = "write one line per class, with its number first and its name last"
-            raise UserError(f"{info_files[0].name} names no classes; {remedy}")
-        return names, True
+    info_files = sorted(root.glob("objectInfo*.txt"))
+    if info_files:
+        return _read_object_info(info_files[0]), True
     if (root / "classes.txt").is_file():
         names = [normalize_name(line) for line in _read_text(root / "classes.txt").splitlines()]
         return [name for name in names if name], False
@@ -558,6 +563,15 @@ def _read_class_names(root: Path) -> tuple[list[str] | None, bool]:
                 'id2label.json cannot be read; write {"0": name, "1": name, ...} without a missing number'
             ) from error
     return None, False
+
+
+def _read_object_info(path: Path) -> list[str]:
+    """Return the class names of ADE20K's table: of every numbered row the first of the synonyms in the last column."""
+    rows = [line.rstrip().split("\t") for line in _read_text(path).splitlines() if line.strip()]
+    names = [normalize_name(row[-1].split(",")[0]) for row in rows if row[0].strip().isdigit()]
+    if not names:
+        raise UserError(f"{path.name} names no classes; write one line per class, with its number first and name last")
+    return names
 
 
 def _read_text(path: Path) -> str:
@@ -590,11 +604,16 @@ def _read_coco(source: DataSource) -> ObjectTables:
         source.folder[split] = {"": paths}
         images[split] = make_image_table(paths)
         objects[split] = _group_objects(lists["annotations"], image_entries, file_name)
-        sizes_of_entries = [(image.get("height"), image.get("width")) for image in image_entries.values()]
-        sizes[split] = [(h, w) if isinstance(h, int) and isinstance(w, int) else None for h, w in sizes_of_entries]
+        sizes[split] = list(map(_get_size, image_entries.values()))
     numbers = {category: number for number, category in enumerate(sorted(categories))}
     label_names = [categories[category] for category in sorted(categories)]
     return ObjectTables(images, label_names, objects=objects, numbers=numbers, sizes=sizes)
+
+
+def _get_size(image: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return (height, width) px of an image's entry, or None if it gives no size."""
+    height, width = image.get("height"), image.get("width")
+    return (height, width) if isinstance(height, int) and isinstance(width, int) else None
 
 
 def _parse_coco(path: Path, file_name: str) -> Mapping[str, list[Any]]:

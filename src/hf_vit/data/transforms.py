@@ -249,9 +249,8 @@ class OwnShapeTrainTransform(TrainTransform):
     def _vary(self, prepared: Sequence[torch.Tensor], keys: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
         """Augment and scale images, each in its own size."""
         images = prepared if self._scale is None else self._crop.transform_all(prepared, keys)
-        return [
-            super(OwnShapeTrainTransform, self)._vary([image], keys[n : n + 1])[0] for n, image in enumerate(images)
-        ]
+        vary = super()._vary
+        return [vary([image], keys[number : number + 1])[0] for number, image in enumerate(images)]
 
     def _crop_at_random(self, image: torch.Tensor) -> torch.Tensor:
         from torchvision.transforms import RandomResizedCrop
@@ -304,9 +303,10 @@ def refuse_own_shapes(processor: Any, purpose: str, *_: Any) -> None:
 
 
 def fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
-    """Return the largest patch grid (h, w) with the shape of an image, as SigLIP 2's processor computes it.
+    """Return the largest patch grid (h, w) with the aspect ratio of an image of `size`, (height, width) px.
 
-    Sides are rounded up to whole patches; the scale is found to 1e-5 and is at most 100.
+    Sides are rounded up to whole patches. As in SigLIP 2's processor, a bisection finds the scale of the image to 1e-5;
+    it is at most 100.
     """
 
     def scale_grid(scale: float) -> tuple[int, int]:
@@ -315,8 +315,11 @@ def fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: in
 
     low, high = 1e-6, 100.0
     while high - low >= 1e-5:
-        scale = (low + high) / 2
-        low, high = (scale, high) if math.prod(scale_grid(scale)) <= max_num_patches else (low, scale)
+        middle = (low + high) / 2
+        if math.prod(scale_grid(middle)) <= max_num_patches:
+            low = middle
+        else:
+            high = middle
     return scale_grid(low)
 
 
@@ -614,7 +617,8 @@ def _compose_steps(augmentation: AugmentationConfig, processor: "BaseImageProces
     if augmentation.horizontal_flip:
         steps.append(v2.RandomHorizontalFlip(augmentation.horizontal_flip))
     if augmentation.color_jitter:
-        steps.append(v2.ColorJitter(*(augmentation.color_jitter,) * 3))
+        strength = augmentation.color_jitter
+        steps.append(v2.ColorJitter(strength, strength, strength))
     if target == "objects":
         steps += [v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(min_size=1.0, labels_getter=_select_object_tensors)]
     return v2.Compose(steps)
@@ -628,7 +632,6 @@ class _ScaleJitter:
 
     def __call__(self, example: Example) -> Any:
         """Resize image and annotations by a random zoom, relative to the largest size that fits."""
-
         from torchvision.transforms import v2
 
         height, width = example["pixels"].shape[-2:]
@@ -651,21 +654,21 @@ def _make_object_tensors(
     from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat, Mask
 
     rows = [row for row, is_crowd in enumerate(objects["iscrowd"]) if with_crowds or not is_crowd]
-    objects = {name: [values[row] for row in rows] for name, values in objects.items()}
+    selected = {name: [values[row] for row in rows] for name, values in objects.items()}
     width, height = size
-    corners = torch.tensor(objects["bbox"], dtype=torch.float32).reshape(-1, 4)
-    corners[:, 2:] += corners[:, :2]
+    corners = torch.tensor(selected["bbox"], dtype=torch.float32).reshape(-1, 4)
+    corners[:, 2:] += corners[:, :2]  # x, y, width, height -> two corners
     boxes: Any = BoundingBoxes(corners, format=BoundingBoxFormat.XYXY, canvas_size=(height, width))  # pyright: ignore[reportCallIssue]
     tensors: Example = {
         "boxes": boxes,
-        "class_labels": torch.tensor(objects["category"], dtype=torch.int64),
-        "area": torch.tensor(objects["area"], dtype=torch.float32),
-        "iscrowd": torch.tensor(objects["iscrowd"], dtype=torch.int64),
+        "class_labels": torch.tensor(selected["category"], dtype=torch.int64),
+        "area": torch.tensor(selected["area"], dtype=torch.float32),
+        "iscrowd": torch.tensor(selected["iscrowd"], dtype=torch.int64),
         "original_size": (height, width),
     }
-    if "segmentation" in objects:
+    if "segmentation" in selected:
         masks = np.zeros((len(rows), height, width), dtype=np.uint8)
-        for mask, image in zip(masks, objects["segmentation"], strict=True):
+        for mask, image in zip(masks, selected["segmentation"], strict=True):
             if image is not None:
                 mask[:] = np.array(image)
         tensors["masks"] = Mask(torch.from_numpy(masks))
