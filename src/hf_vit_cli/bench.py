@@ -76,14 +76,15 @@ def model_speed(
         torch.set_num_threads(threads)
     works = work or ["inference", "training"]
     sizes = variants or ["S/16", "B/16"]
-    cells = [
-        Cell(kind, Shape(size, image_size), precision, images, device, checkpointing and kind == "training")  # pyright: ignore[reportArgumentType] - checked by the class
-        for kind, size, precision in itertools.product(works, sizes, dtype or ["float32"])
-        for images in batch or ([1, 8] if kind == "inference" else [8])
-    ]
+    cells: list[Cell] = []
+    for kind, size, precision in itertools.product(works, sizes, dtype or ["float32"]):
+        checkpoints = checkpointing and kind == "training"
+        for images in batch or ([1, 8] if kind == "inference" else [8]):
+            cells.append(Cell(kind, Shape(size, image_size), precision, images, device, checkpoints))  # pyright: ignore[reportArgumentType] - checked by the class
     names = contestant or [*OURS, *PEERS, PRODUCTS, PRODUCTS + PACKED]
     if compiled:
-        names = list(dict.fromkeys([*names, *make_compiled_forms(contestant or ["hf_vit", *PEERS])]))
+        compiled_names = make_compiled_forms(contestant or ["hf_vit", *PEERS])
+        names = list(dict.fromkeys([*names, *compiled_names]))  # some are among the default names
     if engines:
         implementations = contestant or ["hf_vit optimized", "transformers", "timm", "vit-pytorch"]
         names += make_engine_forms(implementations) + ([] if contestant else [f"{PRODUCTS}, openvino"])
@@ -112,8 +113,8 @@ def print_cell(results: "MeasuredCell") -> None:
     """Print the results of one cell as a table: speed, ratio to transformers, and memory."""
     cell = results.cell
     reference = "transformers"
-    pixels = f"{cell.shape.image_size} px"
-    title = f"{cell.work}, {cell.shape.variant} at {pixels}, {cell.dtype}, batch {cell.batch}, {cell.device}"
+    size = f"{cell.shape.variant} at {cell.shape.image_size} px"
+    title = f"{cell.work}, {size}, {cell.dtype}, batch {cell.batch}, {cell.device}"
     if cell.checkpointing:
         title += ", checkpointing"
     shows_utilization = any(outcome.utilisation is not None for outcome in results.outcomes.values())

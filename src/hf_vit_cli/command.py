@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
-from itertools import chain, takewhile, zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,20 +99,22 @@ class Command(TyperCommand):
             typer.TyperException: an option is unknown, missing or invalid.
         """
         context: typer.Context = ctx
-        args = [_replace_old_name(word) for word in args]
-        self._refuse_switch_values(context, args)
-        args = self._order_arguments(context, args)
+        words = [_replace_old_name(word) for word in args]
+        self._refuse_switch_values(context, words)
+        words = self._order_arguments(context, words)
+        typed_values: Mapping[str, Any] = {}
         try:
-            remaining = super().parse_args(ctx, list(args))
+            typed_values = self.make_parser(ctx).parse_args(list(words))[0]
+            remaining = super().parse_args(ctx, list(words))
         except typer.BadParameter as error:
             if error.param is not None and error.message:  # a missing value has no message
-                value = self.make_parser(ctx).parse_args(list(args))[0].get(error.param.name)
+                value = typed_values.get(error.param.name)
                 value = ctx.lookup_default(error.param.name) if value is None else value
                 value_text = " ".join(map(str, _to_sequence(value)))
                 context.fail(f"{_get_flag(error.param)} '{value_text}': {error.message[:1].lower()}{error.message[1:]}")
             missing = [_get_flag(param) for param in self.params if param.required and param.name not in ctx.params]
             context.fail(f"{', '.join(missing)} is missing; give a value for it")
-        self._refuse_bad_values(context, self.make_parser(ctx).parse_args(list(args))[0])
+        self._refuse_bad_values(context, typed_values)
         return remaining
 
     @handle_interrupt(lambda: "no incomplete files remain")
@@ -134,12 +136,12 @@ class Command(TyperCommand):
     def _refuse_switch_values(self, ctx: typer.Context, args: list[str]) -> None:
         """Raise an error for `--streaming true` and `--streaming=true`, which typer would take for an argument."""
         switches = {name: param for param in self.params if getattr(param, "is_flag", False) for name in param.opts}
-        for word, following in zip_longest(args, args[1:], fillvalue=""):
+        for word, next_word in zip_longest(args, args[1:], fillvalue=""):
             name, equals, value = word.partition("=")
-            value = value if equals else following
-            if name in switches and (equals or value.lower() in _BOOLEAN_WORDS):
+            if name in switches and (equals or next_word.lower() in _BOOLEAN_WORDS):
                 negation = next(iter(switches[name].secondary_opts), f"no {name}")
-                ctx.fail(f"{name} takes no value, but got '{value}'; write {name}, or {negation}")
+                got = value if equals else next_word
+                ctx.fail(f"{name} takes no value, but got '{got}'; write {name}, or {negation}")
 
     def _refuse_bad_values(self, context: typer.Context, typed_values: Mapping[str, Any]) -> None:
         """Raise an error for empty values (the path "" is the working folder), devices, and numbers that would
@@ -152,8 +154,10 @@ class Command(TyperCommand):
                 if isinstance(value, str | Path) and is_device_or_pipe(value):
                     context.fail(f"{_get_flag(param)} {value} is a device or a pipe; give a file or a folder")
                 if param.name in _OUTPUT_OPTIONS and value is not None:
-                    context.params[param.name] = path = _follow_link(value)
-                    if (reason := _find_obstacle(path)) is not None:
+                    path = _follow_link(value)
+                    context.params[param.name] = path
+                    reason = _find_obstacle(path)
+                    if reason is not None:
                         message = f"{_get_flag(param)} {value} cannot be written ({reason}); choose another path"
                         raise typer.TyperException(message)
                 if isinstance(value, int) and abs(value) > _MAX_INTEGER:
@@ -168,7 +172,7 @@ class Command(TyperCommand):
         other_words: list[str] = []
         words = iter(args)
         for word in words:
-            if word == "--":
+            if word == "--":  # everything after it is positional
                 other_words += [word, *words]
                 break
             name, equals, value = word.partition("=")
@@ -176,7 +180,7 @@ class Command(TyperCommand):
                 other_words.append(word)
                 continue
             if not equals:
-                value = next(words, None)
+                value = next(words, None)  # the loop goes on behind it
             if value is None:
                 ctx.fail(f"{name} needs a value; write it after the option, as in {name} VALUE")
             if value.startswith("-"):
@@ -184,10 +188,10 @@ class Command(TyperCommand):
             if name in single_flags:  # as with any option, the last value counts
                 values_by_flag[name].clear()
             values_by_flag[name].append(value)
-        # Named arguments before the first missing one precede positional arguments, later ones follow them.
-        leading = list(takewhile(bool, values_by_flag.values()))
-        trailing = list(values_by_flag.values())[len(leading) :]
-        return [*chain(*leading), *other_words, *chain(*trailing)]
+        # typer fills the arguments in their order, so positional words belong to the first argument without a name.
+        values = list(values_by_flag.values())
+        first_unnamed = next((position for position, named in enumerate(values) if not named), len(values))
+        return [*chain(*values[:first_unnamed]), *other_words, *chain(*values[first_unnamed:])]
 
 
 def _follow_link(value: str | Path) -> str | Path:
@@ -241,7 +245,7 @@ def load_config(context: typer.Context, file: Path | None) -> None:
     if file is None or context.resilient_parsing:
         return
     if is_device_or_pipe(file):
-        context.fail(f"--config {file} is a device or a pipe; give a file")
+        context.fail(f"--config {file} is a device or a pipe; give a YAML or JSON file")
     content = _read_config(context, file)
     options = _read_last_run_options(context, file, content) if isinstance(content, list) else content
     if not isinstance(options, Mapping):
@@ -255,9 +259,8 @@ def load_config(context: typer.Context, file: Path | None) -> None:
         name = flag.removeprefix("--").replace("-", "_")
         if name not in is_switch:
             close_names = get_close_matches(name, is_switch, 1)
-            context.fail(
-                f"--config {file}: '{key}' is not an option{f'; did you mean {close_names[0]}?' if close_names else ''}"
-            )
+            hint = f"did you mean {close_names[0]}?" if close_names else f"{context.command_path} --help lists all"
+            context.fail(f"--config {file}: '{key}' is not an option; {hint}")
         if value is not None:
             defaults[name] = value if isinstance(value, bool) and is_switch[name] else _to_text(value)
     context.default_map = defaults
@@ -301,12 +304,12 @@ def _read_last_run_options(context: typer.Context, file: Path, records: list[Any
         run_context = context.command.make_context(context.info_name, arguments)
     except (ValueError, typer.TyperException) as error:
         context.fail(f"--config {file} records a command that cannot be parsed ({error}); type its options instead")
-    sources = {
-        name: run_context.get_parameter_source(name) for name in run_context.params if name not in _SINGLE_USE_OPTIONS
-    }
-    return {
-        name: run_context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"
-    }
+    options: dict[str, Any] = {}
+    for name, value in run_context.params.items():
+        source = run_context.get_parameter_source(name)
+        if name not in _SINGLE_USE_OPTIONS and source and source.name == "COMMANDLINE":
+            options[name] = value
+    return options
 
 
 def _to_text(value: Any) -> Any:
@@ -324,18 +327,16 @@ def format_command(context: typer.Context) -> str:
     words = context.command_path.split()
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        options = [name for name in parameter.opts if name.startswith("--")]
-        if value is None or (options and value == parameter.default):
+        flag = [name for name in parameter.opts if name.startswith("--")][:1]  # empty for an argument
+        if value is None or (flag and value == parameter.default):
             continue
         if isinstance(value, bool):
-            words.append(options[0] if value else parameter.secondary_opts[0])
-            continue
-        values = [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
-        if parameter.nargs > 1:  # an option with several values
-            words += [*options[:1], *values]
+            words.append(flag[0] if value else parameter.secondary_opts[0])
+        elif parameter.nargs > 1:  # an option with several values
+            words += [*flag, *map(str, value)]
         else:
-            for item in values:
-                words += [*options[:1], item]
+            for item in _to_sequence(value):
+                words += [*flag, str(item)]
     return shlex.join(words)
 
 

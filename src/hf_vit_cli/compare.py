@@ -49,11 +49,10 @@ def compare(
     from hf_vit.errors import UserError
     from hf_vit.results.facts import Facts
 
-    if not robustness and (corruption or epsilon):
-        conflict = (
-            f"--corruption {' '.join(corruption)}" if corruption else f"--epsilon {' '.join(map(str, epsilon or []))}"
-        )
-        raise UserError(f"{conflict} has no effect with --no-robustness; leave one of them out")
+    for option, values in {"--corruption": corruption, "--epsilon": epsilon}.items():
+        if values and not robustness:
+            given = " ".join(map(str, values))
+            raise UserError(f"{option} {given} has no effect with --no-robustness; leave one of them out")
     for model in models:
         if Path(model).is_dir():
             Facts.load(model)  # raises for damaged facts before the work begins
@@ -85,7 +84,8 @@ def compare(
         print_safely(f"note: {note}", err=True)
     if run.data.skipped:
         print_safely(f"skipped {len(run.data.skipped)} unreadable images: {', '.join(run.data.skipped)}")
-    if recorded_models := save_comparison(run, command=format_command(context), seed=seed):
+    recorded_models = save_comparison(run, command=format_command(context), seed=seed)
+    if recorded_models:
         print_safely(f"recorded in facts.json of {', '.join(recorded_models)}")
     _print_table(run.results, run.speed)
     print_safely(f"tables, plot and page in {output}")

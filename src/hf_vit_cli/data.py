@@ -42,7 +42,8 @@ def data(
     if summary.unit != "images":
         totals = [sum(counts[split] for counts in summary.counts.values()) for split in splits]
         rows.append([f"all {summary.unit}", *(f"{total:,}" for total in totals)])
-    rows.append(["all" if summary.unit == "images" else "images", *(f"{size:,}" for size in split_sizes)])
+    total_name = "all" if summary.unit == "images" else "images"
+    rows.append([total_name, *(f"{size:,}" for size in split_sizes)])
     print_table(rows, "class", *splits, title=f"{images.name}: {sum(split_sizes):,} images")
     smallest, median, largest = (f"{height}x{width}" for height, width in summary.sizes)
     print_safely(f"sizes: {smallest} to {largest} px (height x width), median {median}")

@@ -122,8 +122,9 @@ def parse_teaching(
     Raises:
         UserError: an option lacks another one that it needs.
     """
-    distillation, self_training = (_pop(fields, values) for fields in (DISTILLATION_FIELDS, SELF_TRAINING_FIELDS))
-    self_training_flags = [name for name in ("unlabeled",) if unlabeled is not None]
+    distillation = _pop(DISTILLATION_FIELDS, values)
+    self_training = _pop(SELF_TRAINING_FIELDS, values)
+    self_training_flags = [] if unlabeled is None else ["unlabeled"]
     self_training_flags += [get_option_name(SELF_TRAINING_FIELDS[name]).replace("_", "-") for name in self_training]
     if not self_training_flags:
         if teacher is None and distillation:

@@ -113,13 +113,11 @@ def _describe_error(error: Exception) -> str | None:
     if isinstance(error, ImportError):
         return describe_missing_library(error)
     if isinstance(error, OSError):
-        # Permission may be missing for reading, which `refusal` does not cover.
+        # Permission may be missing for reading, which `explain_refusal` does not cover.
         reason = None if isinstance(error, PermissionError) else explain_refusal(error)
-        return (
-            _describe_system_error(error)
-            if reason is None
-            else f"{error.filename or 'a file'} cannot be written: {reason}"
-        )
+        if reason is None:
+            return _describe_system_error(error)
+        return f"{error.filename or 'a file'} cannot be written: {reason}"
     if isinstance(error, StrictDataclassError):
         return get_strict_reason(error)
     if is_out_of_memory(error):
@@ -136,17 +134,24 @@ def _describe_system_error(error: OSError) -> str:
     return f"{os.fspath(path)!r}: {error.strerror or os.strerror(error.errno)}; {remedy}"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program; it exits with code 0, or with one line on standard error and another code."""
+def _set_up_output() -> None:
+    """Make standard output and error writable, print warnings as notes, and hide progress bars outside a terminal."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell (`2>&-`): the next opened file would receive the output
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     warnings.formatwarning = lambda message, *_: f"note: {strip_control_characters(' '.join(str(message).split()))}\n"
     if isinstance(sys.stdout, TextIOWrapper):  # file names may not be valid text
         sys.stdout.reconfigure(errors="backslashreplace")
-    for client, variable in _BARS.items() if not sys.stderr.isatty() else ():  # in a log every update is a line
+    if sys.stderr.isatty():
+        return
+    for client, variable in _BARS.items():  # in a log every update is a line
         if os.environ.setdefault(variable, "1") == "1" and client in sys.modules:  # read only when it is imported
             importlib.import_module(f"{client}.utils").disable_progress_bars()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program; it exits with code 0, or with one line on standard error and another code."""
+    _set_up_output()
     argument_list = None if arguments is None else list(arguments)
     try:
         try:

@@ -132,28 +132,32 @@ def with_options(*shared: "str | Field[Any]") -> Callable[[Callable[..., None]],
 
 def _make_parameter(shared: "str | Field[Any]") -> inspect.Parameter:
     """Return the signature parameter of a shared option, made from a declaration or from a settings field."""
-    kind: Any
     if isinstance(shared, str) and shared in SHARED:
-        name = shared
         kind, option = SHARED[shared]
-    else:
-        field, panel = (RUN_FIELDS[shared], None) if isinstance(shared, str) else (shared, shared.metadata["panel"])
-        details = field.metadata
-        name = get_option_name(field)
-        parts = (*get_args(field.type), field.type)
-        default = None if field in _OPTIONAL_FIELDS else field.default
-        kind = details["typed"] or next(part for part in parts if part is not NoneType)
-        if any(get_origin(part) is Literal for part in parts):
-            kind = str
-        elif get_origin(field.type) is tuple:
-            kind = field.type
-        flag = f"--{name.replace('_', '-')}"
-        flags = details["flags"] or (f"{flag}/--no-{flag[2:]}" if field in _OPTIONAL_FIELDS else flag)
-        minimum = details["at_least"] if name in RUN_FIELDS else None
-        switch = [flags] if kind is bool else []
-        option = opt(default, details["help"], *switch, panel=panel, min=minimum, show_default=default is not None)
-        kind = kind if default is not None else kind | None
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+        return inspect.Parameter(shared, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+    # By name, an option of trainings stands among the main options of another command.
+    field, panel = (RUN_FIELDS[shared], None) if isinstance(shared, str) else (shared, shared.metadata["panel"])
+    details = field.metadata
+    name = get_option_name(field)
+    kind = _find_option_type(field)
+    default = None if field in _OPTIONAL_FIELDS else field.default
+    flag = f"--{name.replace('_', '-')}"
+    flags = details["flags"] or (f"{flag}/--no-{flag[2:]}" if field in _OPTIONAL_FIELDS else flag)
+    switch = [flags] if kind is bool else []
+    minimum = details["at_least"] if name in RUN_FIELDS else None
+    option = opt(default, details["help"], *switch, panel=panel, min=minimum, show_default=default is not None)
+    annotation = kind if default is not None else kind | None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
+
+
+def _find_option_type(field: "Field[Any]") -> Any:
+    """Return the type that typer parses; choices are text, because the settings refuse others with all choices."""
+    types = (*get_args(field.type), field.type)
+    if any(get_origin(kind) is Literal for kind in types):
+        return str
+    if get_origin(field.type) is tuple:
+        return field.type
+    return field.metadata["typed"] or next(kind for kind in types if kind is not NoneType)
 
 
 def parse_size(text: str | None, option: str = "--image-size") -> tuple[int, int] | None:

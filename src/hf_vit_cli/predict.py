@@ -1,6 +1,6 @@
 """`hf-vit predict`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -13,8 +13,13 @@ if TYPE_CHECKING:
 
     from hf_vit.evaluation import DensePrediction, Prediction
 
-# A prediction as JSON, and as header and rows of a table.
-FormattedPrediction = tuple[dict[str, Any], list[str], list[list[str]]]
+
+class FormattedPrediction(NamedTuple):
+    """A prediction as JSON, and as header and rows of a table."""
+
+    content: dict[str, Any]
+    header: list[str]
+    rows: list[list[str]]
 
 
 @options.with_options("batch_size", "max_num_patches", "draft", "optimize", "device", "runner", "address")
@@ -76,43 +81,40 @@ def _print_predictions(predictions: "Sequence[Prediction | DensePrediction]", as
         import json
 
         entries = [
-            {"image": prediction.image} | content
-            for prediction, (content, _, _) in zip(predictions, formatted_predictions, strict=True)
+            {"image": prediction.image} | formatted.content
+            for prediction, formatted in zip(predictions, formatted_predictions, strict=True)
         ]
         typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return
     table: list[list[str] | None] = []
-    for prediction, (_, _, rows) in zip(predictions, formatted_predictions, strict=True):
-        table += [*(["" if rank else prediction.image, *row] for rank, row in enumerate(rows)), None]
-    print_table(
-        table,
-        "image",
-        *max((header for _, header, _ in formatted_predictions), key=len, default=["class", "probability"]),
-    )
+    for prediction, formatted in zip(predictions, formatted_predictions, strict=True):
+        # The first row of an image names it; a line follows the last one.
+        table += [*(["" if rank else prediction.image, *row] for rank, row in enumerate(formatted.rows)), None]
+    headers = [formatted.header for formatted in formatted_predictions]
+    print_table(table, "image", *max(headers, key=len, default=["class", "probability"]))
 
 
 def _format_classes(prediction: "Prediction") -> FormattedPrediction:
     """Return the formatted classes of an image, or the values of a regression model."""
-    labels = prediction.labels
-    header = ["output", "value"] if prediction.are_values else ["class", "probability"]
+    labels = prediction.labels  # of a multi-label model, else None
+    number_format = ".6g" if prediction.are_values else ".2%"
     content: dict[str, Any] = {"predictions": [{"label": name, "score": score} for name, score in prediction.scores]}
-    rows = [[name, f"{score:.6g}" if prediction.are_values else f"{score:.2%}"] for name, score in prediction.scores]
+    header = ["output", "value"] if prediction.are_values else ["class", "probability"]
+    rows = [[name, format(score, number_format)] for name, score in prediction.scores]
     if labels is not None:
-        header = [*header, "predicted"]
-        content = content | {"labels": labels}
-        rows = [[name, score, "yes" if name in labels else "no"] for name, score in rows]
-    return content, header, rows
+        content["labels"] = labels
+        header.append("predicted")
+        for row in rows:
+            row.append("yes" if row[0] in labels else "no")
+    return FormattedPrediction(content, header, rows)
 
 
 def _format_dense(prediction: "DensePrediction") -> FormattedPrediction:
     """Return the formatted classes of pixels, or the objects with their boxes."""
-    rows = [
-        [
-            row["label"],
-            f"{row['share'] if 'share' in row else row['score']:.2%}",
-            " ".join(f"{side:.0f}" for side in row.get("box", ())),
-        ]
-        for row in prediction.answers
-    ]
+    rows: list[list[str]] = []
+    for answer in prediction.answers:
+        share_or_score = answer["share"] if "share" in answer else answer["score"]
+        box = " ".join(f"{side:.0f}" for side in answer.get("box", ()))
+        rows.append([answer["label"], f"{share_or_score:.2%}", box])
     header = ["class", "share of pixels, or score", "box (x1 y1 x2 y2 px)"]
-    return {"answers": prediction.answers}, header, rows or [["nothing found", "", ""]]
+    return FormattedPrediction({"answers": prediction.answers}, header, rows or [["nothing found", "", ""]])

@@ -24,29 +24,32 @@ def scaling_law(
     from hf_vit.cost import fit_scaling_law, plot_scaling_law, read_points
     from hf_vit.errors import UserError
 
+    computes = predict or []
     if output is not None:
         inputs = [Path(source).expanduser().absolute() for source in sources]
         if output.suffix.lower() != ".png" or output.absolute() in inputs:
             raise UserError(f"--output {output} cannot be used for the plot; give the name of a new .png file")
         if not output.absolute().parent.is_dir():
             raise UserError(f"the folder {output.parent} for the plot does not exist; create it first")
-    if invalid := [compute for compute in predict or [] if compute <= 0]:
-        raise UserError(f"--predict {invalid[0]:g} is not a compute above 0; give a positive number")
+    for compute in computes:
+        if compute <= 0:
+            raise UserError(f"--predict {compute:g} is not a compute above 0; give a positive number")
     law = fit_scaling_law([point for source in sources for point in read_points(source)], shift)
     if output is not None:
         plot_scaling_law(law, output, unit)
-    predicted = [(compute, float(law.error(compute)), *map(float, law.interval(compute))) for compute in predict or []]
+    errors = [float(law.error(compute)) for compute in computes]
+    intervals = [list(map(float, law.interval(compute))) for compute in computes]
     if as_json:
         import dataclasses
         import json
 
-        predictions = [
-            {"compute": compute, "error": error, "interval": interval} for compute, error, *interval in predicted
-        ]
+        keys = ("compute", "error", "interval")
+        predictions = [dict(zip(keys, row, strict=True)) for row in zip(computes, errors, intervals, strict=True)]
         typer.echo(json.dumps(dataclasses.asdict(law) | {"predictions": predictions}, indent=2))
         return
     values = [(name, getattr(law, name), *interval) for name, interval in law.intervals.items()]
-    values += [(f"error at {compute:g}", *rest) for compute, *rest in predicted]
+    for compute, error, (low, high) in zip(computes, errors, intervals, strict=True):
+        values.append((f"error at {compute:g}", error, low, high))
     rows = [(name, f"{value:.4g}", f"{low:.4g} to {high:.4g}") for name, value, low, high in values]
     rows.append(("residual (rms)", f"{law.residual:.2g}", f"{len(law.points)} runs"))
     print_table(rows, "", "fit", "95% interval", title=str(law))

@@ -45,20 +45,16 @@ def verify(
     from hf_vit.hub.verify import verify_repo
     from hf_vit.repositories.hub import check_repo_id
 
+    has_device = any(shared.values())
     if doors:
-        if revision or trust_remote_code or results or any(shared.values()) or len(data or []) > 1:
+        if revision or trust_remote_code or results or has_device or len(data or []) > 1:
             raise UserError("--doors takes one --data and --runtime, and no other options; remove the others")
-        from hf_vit.audit.doors import NAME, require_equal_doors, verify_doors
-
-        result = verify_doors(repo, *(data or ()), runtime=runtime, report=print_safely)
-        print_table(result.rows(), "door", "labels equal", f"difference (at most {result.bound:.0e})", "")
-        print_safely(f"recorded in {Path(repo) / NAME}")
-        require_equal_doors(result)
+        _verify_doors(repo, data or [], runtime)
         return
     if runtime is not None:
         raise UserError("--runtime needs --doors; add --doors, or remove it")
     if (Path(repo) / CERTIFICATE).is_file():
-        if revision or trust_remote_code or results or data or any(shared.values()):
+        if revision or trust_remote_code or results or data or has_device:
             raise UserError(f"{repo} is an exported folder, which is verified without other options; leave them out")
         certificate = verify_export(Path(repo))
         print_safely(
@@ -66,7 +62,7 @@ def verify(
         )
         return
     check_repo_id(repo)
-    if (data or any(shared.values())) and not results:
+    if (data or has_device) and not results:
         raise UserError("--data and --device only work with --results; add --results, or leave them out")
     if results:
         require("sklearn", "matplotlib", purpose="hf-vit verify --results")
@@ -78,3 +74,13 @@ def verify(
         findings = audit_results(result.folder, data=data or (), **shared, report=print_safely)
         print_safely(format_findings(findings))
         require_equal(findings)
+
+
+def _verify_doors(repo: str, data: list[str], runtime: Path | None) -> None:
+    """Print and record the comparison of a saved classifier's answers; raise UserError if they differ."""
+    from hf_vit.audit.doors import NAME, require_equal_doors, verify_doors
+
+    result = verify_doors(repo, *data, runtime=runtime, report=print_safely)
+    print_table(result.rows(), "door", "labels equal", f"difference (at most {result.bound:.0e})", "")
+    print_safely(f"recorded in {Path(repo) / NAME}")
+    require_equal_doors(result)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial
 from types import NoneType
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 # Panels of `--help`; fields without a panel are the most important options, which come first.
 OPTIMIZATION = "Optimization (default: the recipe's)"
@@ -324,8 +324,9 @@ class Recipe:
                 ),
             ),
         )
-        if reasons := [reason for is_violated, reason in rules if is_violated]:
-            raise UserError(f"{reasons[0]}; see hf-vit finetune --help")
+        for is_violated, reason in rules:
+            if is_violated:
+                raise UserError(f"{reason}; see hf-vit finetune --help")
 
     def initial_head_bias(self, num_labels: int) -> float:
         """Return the initial value of the head's bias for K = `num_labels` classes.
@@ -357,20 +358,20 @@ class Recipe:
             raise UserError(f"unknown recipe value '{name}'; did you mean {close_names[0]}?")
         if "epochs" in new_values and "steps" in new_values:
             raise UserError("a training takes epochs or steps, but both were given; leave --epochs or --steps out")
-        changes: dict[str, Any] = {}
-        if "epochs" in new_values or "steps" in new_values:
-            changes = {"epochs": None, "steps": None}
-        augmentation = {name: new_values.pop(name) for name in list(new_values) if name in AUGMENTATION_FIELDS}
+        changes = {name: value for name, value in new_values.items() if name not in AUGMENTATION_FIELDS}
+        if "epochs" in changes or "steps" in changes:  # one replaces the recipe's other
+            changes = {"epochs": None, "steps": None, **changes}
+        augmentation = {name: value for name, value in new_values.items() if name in AUGMENTATION_FIELDS}
         for name in ("random_resized_crop", "scale_jitter"):
             if augmentation.get(name) == (0, 0):
                 augmentation[name] = None
         if augmentation.get("auto_augment") == "none":
             augmentation["auto_augment"] = None
-        if new_crops := [crop for crop in _CROPS if augmentation.get(crop) is not None]:
-            augmentation = {**dict.fromkeys(set(_CROPS) - set(new_crops)), **augmentation}
+        if any(augmentation.get(crop) is not None for crop in _CROPS):
+            augmentation = {**dict.fromkeys(_CROPS), **augmentation}
         if augmentation:
             changes["augmentation"] = dataclasses.replace(self.augmentation, **augmentation)
-        return dataclasses.replace(self, **changes | new_values)
+        return dataclasses.replace(self, **changes)
 
     def settings(self) -> dict[str, Any]:
         """Return all values but the summary in one flat dictionary, for facts and `hf-vit recipes`."""
@@ -650,39 +651,46 @@ def _check(settings: Any, command: str = "finetune") -> None:
 
 def _convert(field: Field[Any], value: Any, command: str) -> Any:
     """Convert a value to the type of its field; raise a `UserError` if it does not fit type or range."""
-    annotation: Any = field.type
-    parts = (annotation, *get_args(annotation))
-    need = ""
-    if value is None and NoneType in parts:
-        return value
-    value = cast(Any, value)
-    try:
-        choices = next((get_args(part) for part in parts if get_origin(part) is Literal), ())
-        if choices:
-            *others, last = map(repr, choices)
-            need = "" if value in choices else f"{', '.join(others)} or {last}"
-        elif any(get_origin(part) is tuple for part in parts):
-            need = "" if isinstance(value, tuple | list) else "a valid tuple"
-            value = value if need else tuple(value)
-        elif bool in parts:
-            need = "" if value in (True, False) else "a valid boolean"
-            value = value if need else bool(value)
-        elif int in parts or float in parts:
-            number = float(value)
-            for name, (words, is_within) in _LIMITS.items():
-                limit = field.metadata[name]
-                need = need or ("" if limit is None or is_within(number, limit) else f"{words} {limit:g}")
-            if not math.isfinite(number):
-                need = "a finite number"
-            elif int in parts and not number.is_integer():
-                need = "a whole number"
-            if not need:
-                value = int(number) if int in parts else number
-    except (TypeError, ValueError):
-        need = "a valid number"
+    types: tuple[Any, ...] = (field.type, *get_args(field.type))
+    if value is None and NoneType in types:
+        return None
+    need = _find_need(field, types, value)
     if need:
         raise UserError(f"{get_option_name(field)} = {value!r}: Input should be {need}; see hf-vit {command} --help")
-    return value
+    if any(get_origin(kind) is tuple for kind in types):
+        return tuple(value)
+    if bool in types:
+        return bool(value)
+    if int in types:
+        return int(float(value))
+    return float(value) if float in types else value
+
+
+def _find_need(field: Field[Any], types: tuple[Any, ...], value: Any) -> str:
+    """Return what a field needs in place of a value that does not fit its types or its range, else ""."""
+    choices = next((get_args(kind) for kind in types if get_origin(kind) is Literal), ())
+    if choices:
+        *others, last = map(repr, choices)
+        return "" if value in choices else f"{', '.join(others)} or {last}"
+    if any(get_origin(kind) is tuple for kind in types):
+        return "" if isinstance(value, tuple | list) else "a valid tuple"
+    if bool in types:
+        return "" if value in (True, False) else "a valid boolean"
+    if int not in types and float not in types:
+        return ""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return "a valid number"
+    if not math.isfinite(number):
+        return "a finite number"
+    if int in types and not number.is_integer():
+        return "a whole number"
+    for name, (words, is_within) in _LIMITS.items():
+        limit = field.metadata[name]
+        if limit is not None and not is_within(number, limit):
+            return f"{words} {limit:g}"
+    return ""
 
 
 _LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
