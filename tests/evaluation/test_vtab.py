@@ -629,7 +629,8 @@ def test_a_file_that_a_list_names_is_missed_before_any_work(tmp_path, small):
         file.writelines(f"{number}_left,0,Public\n" for number in range(31, 51))
     small(diabetic_retinopathy_detection=2)
     with pytest.raises(
-        UserError, match=r"but diabetic-retinopathy-detection/train/\d+_left.jpeg and \d+ other files are missing"
+        UserError,
+        match=r"file diabetic-retinopathy-detection/train/\d+_left.jpeg is missing \(missing files: \d+\)",
     ):
         vtab.load_vtab(tmp_path)
 

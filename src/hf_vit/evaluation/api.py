@@ -128,9 +128,10 @@ def predict(
     num_images = sum(1 for _ in list_image_files(image_paths))  # refuses missing images before the model is loaded
     is_dense = _find_dense_task(model) is not None
     is_named = isinstance(model, str | os.PathLike)
-    if runner == "ray" and (is_dense or not is_named):
-        kind = "a segmentation or detection model" if is_named else "a model object"
-        raise UserError(f"--runner ray does not work with {kind}; leave --runner ray out")
+    if runner == "ray" and not is_named:
+        raise UserError("Ray cannot load a model object; give the model's folder or Hub id, or leave runner='ray' out")
+    if runner == "ray" and is_dense:
+        raise UserError("--runner ray does not work with a segmentation or detection model; leave --runner ray out")
     _check_prediction_options(is_dense, tiles, draft, max_num_patches)
     options: dict[str, Any] = {"batch_size": batch_size, "skip_bad_images": skip_bad_images or output is not None}
     with open_runner(runner, address, device) as ray:
@@ -148,7 +149,7 @@ def predict(
             max_num_patches = find_max_patches(loaded)
         if max_num_patches is not None:
             loaded = keep_image_sizes(loaded, max_num_patches)
-            optimize = False
+            optimize = False  # engines take images of one size
         engine, remote = prepare_engine(
             loaded, model, num_images, ray, optimize=optimize, max_num_patches=max_num_patches
         )
@@ -175,7 +176,9 @@ def _check_prediction_options(is_dense: bool, tiles: bool, draft: bool, max_num_
 
 def _find_dense_task(model: Any) -> DenseTask | None:
     """Return the dense task of a model, which need not be loaded; None for other models."""
-    if isinstance(model, LoadedModel | tuple):
-        return get_dense_task(model.model if isinstance(model, LoadedModel) else cast("tuple[Any, Any]", model)[0])
+    if isinstance(model, LoadedModel):
+        return get_dense_task(model.model)
+    if isinstance(model, tuple):
+        return get_dense_task(cast("tuple[Any, Any]", model)[0])
     head = find_source(model).dense_head
     return None if head is None else head.task

@@ -8,6 +8,7 @@ the missing files, and any number of processes writes the same files.
 """
 
 import json
+import math
 import os
 import threading
 import time
@@ -187,6 +188,7 @@ def embed(
             raise UserError(f"--{option} {number} is too small; give at least 1")
     if draft and (streaming or max_num_patches is not None):
         raise UserError("--draft cannot be combined with --streaming or --max-num-patches; leave --draft out")
+    count = num_processes or 1
     folder = _open_output(data, output)
     named_model = NamedModel(model, max_num_patches)
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
@@ -208,7 +210,8 @@ def embed(
             splits=splits,
         )
         selected = list(dict.fromkeys(splits or images.splits))
-        if optimize and features is None and settings.max_num_patches is None and not (ray is not None and ray.gpus):
+        runs_on_gpus = ray is not None and bool(ray.gpus)
+        if optimize and features is None and settings.max_num_patches is None and not runs_on_gpus:
             engine = _select_engine(loaded, images, selected, folder)
             named_model, settings = replace(named_model, engine=engine), replace(settings, engine=engine)
         if draft:
@@ -222,15 +225,15 @@ def embed(
         job = Job.from_data(named_model, images, selected, settings)
         if ray is not None:
             finished_parts = _write_on_ray(replace(ray, model=named_model), job, missing, loaded, folder)
-        elif (num_processes or 1) > 1:
+        elif count > 1:
             del loaded  # every process loads the model
-            finished_parts = _write_in_processes(job, missing, min(num_processes or 1, len(missing)), device, folder)
+            finished_parts = _write_in_processes(job, missing, min(count, len(missing)), device, folder)
         else:
             if missing and settings.engine is not None:
                 make_faster(loaded, settings.engine)
             finished_parts = (job.process(part, loaded, folder) for part in missing)
         done_before = len(parts) - len(missing)
-        skipped = set[str]()
+        skipped: set[str] = set()
         for number, skipped_in_part in enumerate(finished_parts, start=done_before + 1):
             skipped.update(skipped_in_part)
             if report is not None:
@@ -238,9 +241,8 @@ def embed(
         rows = _finish(folder, parts, manifest, time.perf_counter() - start, device)
     skipped.update(images.skipped)
     names = [part.name for part in parts]
-    return Embedded(
-        folder.path or str(folder), names, rows, done_before, sorted(skipped), images.notes, settings.engine
-    )
+    location = folder.path or str(folder)
+    return Embedded(location, names, rows, done_before, sorted(skipped), images.notes, settings.engine)
 
 
 def _open_output(data: str, output: str | Path) -> "OutputFolder":
@@ -322,8 +324,11 @@ class Part(NamedTuple):
 
 def _make_parts(images: "ImageData", split: str, rows_per_file: int) -> list[Part]:
     """Return all parts of a split."""
-    rows = images.num_examples(split)
-    count = images.readers[split][0].num_shards if images.readers else max(1, -(-(rows or 0) // rows_per_file))
+    if images.readers:
+        stream, _ = images.readers[split]
+        count = stream.num_shards
+    else:
+        count = max(1, math.ceil((images.num_examples(split) or 0) / rows_per_file))
     return [Part(split, number, count) for number in range(count)]
 
 
@@ -408,8 +413,8 @@ class Job:
         from pyarrow import parquet
 
         content = pa.BufferOutputStream()
-        skipped = list[str]()
-        waiting = list[pa.Table]()
+        skipped: list[str] = []
+        waiting: list[pa.Table] = []  # rows of a few batches, until they fill a row group
         with parquet.ParquetWriter(content, self._make_schema(loaded)) as writer:
             for table, left_out in answers:
                 skipped += left_out
@@ -637,8 +642,12 @@ class OutputFolder:
             except FileNotFoundError:
                 return set()
         prefix = f"{folder.strip('/')}/"
-        paths = (entry["name"].strip("/") + ("/" if entry["type"] == "directory" else "") for entry in entries)
-        return {path.removeprefix(prefix) for path in paths if path.startswith(prefix) and path != prefix}
+        names: set[str] = set()
+        for entry in entries:  # some stores list the folder itself as well
+            path = entry["name"].strip("/") + ("/" if entry["type"] == "directory" else "")
+            if path.startswith(prefix) and path != prefix:
+                names.add(path.removeprefix(prefix))
+        return names
 
     def open(self, name: str) -> IO[bytes]:
         """Open a file of the folder for reading."""

@@ -243,14 +243,13 @@ class Examination:
         """
         split = split or self.split
         table = undecode_images(self.data.split(split))
+        is_stream = not hasattr(table, "__len__")
         if rows is None and split == self.split:
             rows = self._draw_rows()
-            if self.num_images is not None and not hasattr(table, "__len__"):
+            if self.num_images is not None and is_stream:
                 table = table.take(self.num_images)
         if rows is not None:
             table = table.select(rows)
-        num_rows = len(table) if hasattr(table, "__len__") else None
-        count = 0
         if self.remote is not None and compute is not None:
             digests = shorten_digests(self.data.seen[split]) if split in self.data.seen else None
             if digests is not None and rows is not None:
@@ -260,6 +259,8 @@ class Examination:
         else:
             prepared_batches = iterate_batches(table, self.batch_size, collate, self.num_workers)
             batches = ((compute_output(compute, values, self.loaded), *rest) for values, *rest in prepared_batches)
+        num_rows = None if is_stream else len(table)
+        count = 0
         with evaluation_mode(self.loaded.model):
             for batch in show_progress(batches, num_rows, title, self.progress):
                 yield batch

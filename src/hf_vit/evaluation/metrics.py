@@ -134,7 +134,10 @@ class ClassificationMetrics(evaluate.Metric):
             )
         confidences = confidences.astype(np.float64)
         if not ((confidences >= 0) & (confidences <= 1 + 1e-6)).all():
-            raise ValueError("confidences are outside [0, 1]; apply a softmax to the logits first")
+            raise ValueError(
+                f"confidences range from {confidences.min():g} to {confidences.max():g}, but must be within [0, 1]; "
+                "apply a softmax to the logits first"
+            )
         is_right = predictions == references
         self._pairs.update(zip(references.tolist(), predictions.tolist(), strict=True))
         self._hits += int((top_k[:, : self.k] == references[:, None]).any(axis=1).sum())
@@ -155,13 +158,14 @@ class ClassificationMetrics(evaluate.Metric):
         for (true, predicted), number in self._pairs.items():
             images[true] += number
             hits[true] += number * (true == predicted)
-        accuracy = (hits[images > 0] / images[images > 0]).tolist()
+        per_class = {self.label_names[k]: int(hits[k]) / int(images[k]) for k in images.nonzero()[0]}
+        # Every pair of a true and a predicted class occurs once, with the number of its images as weight.
         references, predictions = np.array(list(self._pairs)).T
         result: dict[str, Any] = {
             "accuracy": int(hits.sum()) / self.count,
             "loss": self._loss / self.count,
             "expected_calibration_error": self._bins.compute_expected_error(),
-            "per_class_accuracy": dict(zip((self.label_names[k] for k in images.nonzero()[0]), accuracy, strict=True)),
+            "per_class_accuracy": per_class,
             **compute_macro_averages(references, predictions, list(self._pairs.values())),
             "auc": None,
             "thresholds": [],

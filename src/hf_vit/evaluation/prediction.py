@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from glob import glob, has_magic
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -130,7 +130,7 @@ class _Classification(_FileWork):
         names = loaded.label_sets[-1]  # the last set has words; the first one of timm has WordNet numbers
         are_values = get_problem_type(loaded.model) == "regression"
         limits = self.thresholds
-        rows: Iterator[torch.Tensor] = iter(())
+        rows: Iterator[torch.Tensor] = iter(())  # scores of the readable images
         if pixel_values is not None:
             with torch.inference_mode():
                 rows = iter(compute_scores(loaded.model, pixel_values.to(loaded.device, loaded.dtype)))
@@ -179,7 +179,7 @@ class _DensePredictions(_FileWork):
         overlap = min(loaded.input_size) // 4
         tiles = Tiles((image.height, image.width), loaded.input_size, overlap)
         crops = tiles.crops(image)
-        outputs = list[Any]()
+        outputs: list[Any] = []
         while batch := list(islice(crops, self.batch_size)):
             outputs += self._predict(loaded, batch)
         if len(tiles) == 1:
@@ -271,19 +271,19 @@ def iterate_predictions(
 
 
 def _make_schema(loaded: LoadedModel, top: int) -> Any:
-    """Return the columns of the table that `write_predictions` writes."""
+    """Return the Arrow schema of the table that `write_predictions` writes, with a pair of columns for each score."""
     import pyarrow as pa
 
     kind = get_problem_type(loaded.model)
     num_classes = len(loaded.label_sets[-1]) if loaded.label_sets else 1
     num_scores = num_classes if kind == "regression" else min(top, num_classes)
-    columns: list[Any] = [("image", pa.string())]
-    for rank in range(1, max(num_scores, 1) + 1):
-        suffix = "" if rank == 1 else f"_{rank}"
-        columns += [(f"label{suffix}", pa.string()), (f"score{suffix}", pa.float64())]
+    columns: list[Any] = [("image", pa.string()), ("label", pa.string()), ("score", pa.float64())]
+    for rank in range(2, num_scores + 1):
+        columns += [(f"label_{rank}", pa.string()), (f"score_{rank}", pa.float64())]
     if kind == "multi_label_classification":
         columns.append(("labels", pa.string()))
-    return pa.schema([*columns, ("problem", pa.string())])
+    columns.append(("problem", pa.string()))  # why there is no prediction
+    return pa.schema(columns)
 
 
 def write_predictions(
@@ -337,18 +337,20 @@ def _load_thresholds(loaded: LoadedModel, names: Sequence[str]) -> dict[str, flo
     if get_problem_type(loaded.model) != "multi_label_classification":
         return None
     records = Facts.load(loaded.folder).records if loaded.folder is not None else []
-    threshold_records = [
-        record.values.get("thresholds") for record in records if "mean_average_precision" in record.values
-    ]
-    stored: Any = threshold_records[-1] if threshold_records else dict.fromkeys(names, 0.5)
-    stored = stored if isinstance(stored, dict) else {}
-    thresholds = {name: as_fraction(stored.get(name)) for name in names}
-    if missing := [name for name, threshold in thresholds.items() if threshold is None]:
-        raise UserError(
-            f"facts.json has no threshold for the class {missing[0]}; measure it with hf-vit evaluate "
-            "--protocol multi-label"
-        )
-    return cast(dict[str, float], thresholds)
+    measurements = [record.values for record in records if "mean_average_precision" in record.values]
+    if not measurements:
+        return dict.fromkeys(names, 0.5)
+    recorded: Any = measurements[-1].get("thresholds")
+    thresholds: dict[str, float] = {}
+    for name in names:
+        threshold = as_fraction(recorded.get(name)) if isinstance(recorded, dict) else None
+        if threshold is None:
+            raise UserError(
+                f"facts.json has no threshold for the class {name}; measure it with hf-vit evaluate "
+                "--protocol multi-label"
+            )
+        thresholds[name] = threshold
+    return thresholds
 
 
 def _describe_segmentation(image: "Image", classes: torch.Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -372,8 +374,9 @@ def _describe_detection(image: "Image", objects: Mapping[str, torch.Tensor], nam
     mask: NDArray[np.uint8] | None = None
     if "masks" in objects:
         mask = np.zeros((image.height, image.width), dtype=np.uint8)
-        for number, is_object in reversed(list(enumerate(objects["masks"].numpy()))):  # the highest score on top
-            mask[is_object] = min(number + 1, 255)
+        masks = list(enumerate(objects["masks"].numpy(), start=1))
+        for number, is_object in reversed(masks):  # the highest score comes first in the list, and last onto the mask
+            mask[is_object] = min(number, 255)
     return {
         "answers": [{"label": names[label], "score": score, "box": box} for label, score, box in rows],
         "mask": mask,
@@ -390,9 +393,9 @@ def write_dense_predictions(
     apply, and the PNG files masks/NAME.png and pictures/NAME.png.
     """
     path = prepare_output(Path(output))
-    names = set[str]()
-    unreadable = list[DensePrediction]()
-    entries = list[dict[str, Any]]()
+    names: set[str] = set()
+    unreadable: list[DensePrediction] = []
+    entries: list[dict[str, Any]] = []
     with deliver_folder(path) as folder:
         for prediction in predictions:
             entry: dict[str, Any] = {"image": prediction.image}
@@ -436,19 +439,11 @@ def _make_unique_name(stem: str, names: set[str]) -> str:
 
 def list_image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path | IdxImage]:
     """Iterate over image files, the images in folders, those that match patterns, and those of IDX files."""
-    from PIL import Image
-
-    suffixes = Image.registered_extensions()
     for source in paths:
         path = to_path(source)
-        is_remote = is_store_url(source)
         notes: list[str] = []
-        if has_magic(str(source)) and (is_remote or not path.exists()):
-            matching = match_objects(str(source)) if is_remote else sorted(map(Path, glob(str(source), recursive=True)))
-            images = [entry for entry in matching if entry.suffix.lower() in suffixes]
-            files = images if is_remote else [image for image in images if image.is_file()]
-            if not files:
-                files, notes = _list_idx(matching, str(source))
+        if has_magic(str(source)) and (is_store_url(source) or not path.exists()):
+            files, notes = _list_matches(str(source))
             if not files:
                 raise UserError(f"no image matches {source}; give image files, folders, or another pattern")
         elif is_folder(path):
@@ -458,14 +453,25 @@ def list_image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path |
             if not files:
                 raise UserError(f"the folder {path} has no images; give image files, or a folder with images in it")
         else:
-            files = [path]
-            if (parse_idx_name(path.name) or ("",))[-1] == "images" and path.is_file():
-                files = IdxImage.list_all(path)
+            idx_name = parse_idx_name(path.name)
+            is_idx = idx_name is not None and idx_name[-1] == "images" and path.is_file()
+            files = IdxImage.list_all(path) if is_idx else [path]
         for note in notes:
             _warn_once(note)
         for entry in files:
             refuse_name(entry)
         yield from files
+
+
+def _list_matches(pattern: str) -> tuple[Sequence[Path | IdxImage], list[str]]:
+    """Return the image files, or else the images of the IDX files, that match a pattern; and notes."""
+    from PIL import Image
+
+    suffixes = Image.registered_extensions()
+    is_remote = is_store_url(pattern)
+    matches = match_objects(pattern) if is_remote else sorted(map(Path, glob(pattern, recursive=True)))
+    images = [path for path in matches if path.suffix.lower() in suffixes and (is_remote or path.is_file())]
+    return (images, []) if images else _list_idx(matches, pattern)
 
 
 def _list_below(folder: Path) -> tuple[Sequence[Path | IdxImage], list[str]]:

@@ -140,6 +140,7 @@ def _read(parts: Mapping[str, Any], cargo: Sequence[Any]) -> Iterator[dict[str, 
     for number in parts["id"].tolist():
         try:
             for pixel_values, rest in work.batches(all_parts[number], prepare):
+                # Images of one size are a single tensor, which gets the name "", others several named tensors.
                 tensors = {"": pixel_values} if isinstance(pixel_values, torch.Tensor) else pixel_values or {}
                 arrays = {f"pixels {name}": value.numpy()[None] for name, value in tensors.items()}
                 yield {"part": [number], "rest": _pack(rest), **arrays}
@@ -183,10 +184,9 @@ class _Model:
         # The arrays are copied, because shared memory is read-only.
         arrays = {key.removeprefix("pixels "): array[0] for key, array in batch.items() if "pixels" in key}
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        pixel_values = BatchFeature(tensors) if tensors else None
-        if "" in tensors:  # images of one size are a single array without a name
-            pixel_values = tensors[""]
-        return work.answer(pixel_values, rest, self.loaded)
+        if "" in tensors:  # see `_read`
+            return work.answer(tensors[""], rest, self.loaded)
+        return work.answer(BatchFeature(tensors) if tensors else None, rest, self.loaded)
 
     def _load(self) -> "LoadedModel":
         """Load the model; raise UserError if versions or the model differ from those of the main process."""
@@ -288,12 +288,11 @@ def _shorten_errors() -> Generator[None]:
         ) from error
     except RayError as error:
         if "failed to import on the worker" in str(error):
-            node = re.search(r"\bip=([^,)\s]+)", str(error))
-            package = re.search(r"No module named '(\w+)", str(error))
-            raise UserError(
-                f"node {node[1] if node else '(unknown)'} cannot import "
-                f"{package[1] if package else 'a package of this run'}; install the package there"
-            ) from error
+            node_match = re.search(r"\bip=([^,)\s]+)", str(error))
+            package_match = re.search(r"No module named '(\w+)", str(error))
+            node = node_match[1] if node_match else "(unknown)"
+            package = package_match[1] if package_match else "a package of this run"
+            raise UserError(f"node {node} cannot import {package}; install the package there") from error
         cause: Any = error
         while isinstance(cause, RayTaskError) and isinstance(cause.cause, Exception):
             cause = cause.cause
@@ -315,7 +314,7 @@ def connect(address: str | None, num_processes: int | None, device: str | None) 
     was_connected = ray.is_initialized()
     if was_connected and address is not None:
         raise UserError(
-            f"this process is already connected to Ray, so --address {address} cannot be used; leave it out, "
+            f"this Python process is already connected to Ray, so address={address!r} cannot be used; leave it out, "
             "or call ray.shutdown() first"
         )
     if not was_connected:
@@ -387,7 +386,7 @@ def _divide_resources(num_processes: int | None, device: str | None) -> RayRunne
     """Plan a process for every GPU, or without GPUs for every machine, with an equal share of the cores."""
     resources = ray.cluster_resources()
     cpus, gpus = resources.get("CPU", 0.0), int(resources.get("GPU", 0))
-    machines = sum(1 for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")) or 1
+    machines = max(1, sum(bool(node["Alive"] and node["Resources"].get("CPU")) for node in ray.nodes()))
     if cpus < 1:
         raise UserError("the Ray cluster has no CPUs for tasks; start its nodes with ray start --num-cpus")
     if device is not None and device.startswith("cuda"):
@@ -400,9 +399,10 @@ def _divide_resources(num_processes: int | None, device: str | None) -> RayRunne
             )
     uses_gpus = bool(gpus) and device in (None, "cuda")
     count = num_processes or (gpus if uses_gpus else machines)
+    gpu_share = 1 / math.ceil(count / gpus) if uses_gpus else 0  # more processes than GPUs share them
     return RayRunner(
         num_processes=count,
         device=device,
-        gpus=1 / math.ceil(count / gpus) if uses_gpus else 0,
+        gpus=gpu_share,
         threads=max(1, int(cpus / max(count, machines))),
     )

@@ -157,7 +157,7 @@ def read_and_prepare(
     can_join = isinstance(getattr(prepare, "__self__", None), EvalTransform)  # others pad the images of a batch
     while len(results) < len(items):
         start = len(results)
-        chunk = items[len(results) : len(results) + step]
+        chunk = items[start : start + step]
         results += map_in_threads(read, chunk) if in_threads else map(read, chunk)
         waiting += [image for image in results[start:] if not isinstance(image, str)]
         largest = max((image.width * image.height for image in waiting), default=0)

@@ -159,15 +159,14 @@ class DetectionMeter:
         metrics: Mapping[str, torch.Tensor] = self._metric.compute()
         values: dict[str, Any] = {}
         kinds = {"": "bbox", "mask_": "segm"} if self.with_masks else {"": "bbox"}
+        classes = metrics["classes"].reshape(-1).tolist()
         for prefix, kind in kinds.items():
-            metric_prefix = f"{kind}_" if f"{kind}_map" in metrics else ""
+            metric_prefix = f"{kind}_" if f"{kind}_map" in metrics else ""  # torchmetrics adds it only to two kinds
             for key, name in _COCO.items():
                 value = float(metrics[metric_prefix + key])
                 values[prefix + name] = value if value >= 0 else None
-            classes = metrics["classes"].reshape(-1).tolist()
-            precisions = metrics[f"{metric_prefix}map_per_class"].reshape(-1).tolist()
-            pairs = zip(classes, precisions, strict=True)
-            values[f"{prefix}ap_of_class"] = {names[int(k)]: value for k, value in pairs if value >= 0}
+            precisions = zip(classes, metrics[f"{metric_prefix}map_per_class"].reshape(-1).tolist(), strict=True)
+            values[f"{prefix}ap_of_class"] = {names[int(k)]: value for k, value in precisions if value >= 0}
         return values | {"objects": self.num_objects}
 
     def _to_cpu(self, image: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -203,9 +202,12 @@ def _make_worst_image(
 
 def draw_worst(worst: Sequence[WorstImage], measure: str) -> "Figure | None":
     """Draw truth and prediction side by side, one image per row, the worst first; `measure` is the score's name."""
-    pictures = [picture for entry in worst for picture in (entry.truth, entry.answer)]
-    titles = ((f"image {entry.index}: truth", f"prediction, {measure} {entry.score:.2%}") for entry in worst)
-    return draw_images(pictures, [title for pair in titles for title in pair], 2, (3.2, 3.2), 9) if worst else None
+    pictures: list[Image] = []
+    titles: list[str] = []
+    for entry in worst:
+        pictures += [entry.truth, entry.answer]
+        titles += [f"image {entry.index}: truth", f"prediction, {measure} {entry.score:.2%}"]
+    return draw_images(pictures, titles, 2, (3.2, 3.2), 9) if worst else None
 
 
 _ANNOTATIONS = {"mask": "masks", "objects": "boxes"}
@@ -394,24 +396,28 @@ class DetectionResult(ProtocolResult):
         return {**measures, "objects": self.objects, "classes": classes}
 
     def headline(self) -> dict[str, float]:
-        fractions = {f"{kind} {_NAMES[name]}": self.measures.get(f"{prefix}{name}")
-                 for kind, prefix in (("box", ""), ("mask", "mask_")) for name in ("ap", "ap50")}  # fmt: skip
-        return {name: value for name, value in fractions.items() if value is not None}
+        fractions: dict[str, float] = {}
+        for kind, prefix in (("box", ""), ("mask", "mask_")):
+            for name in ("ap", "ap50"):
+                value = self.measures.get(prefix + name)
+                if value is not None:
+                    fractions[f"{kind} {_NAMES[name]}"] = value
+        return fractions
 
     def tables(self, judged: str) -> list[Table]:
         """Return the metrics, and the classes from the worst up."""
-        has_masks = "mask_ap" in self.measures
-        rows = [
-            [text, *(percent(self.measures.get(f"{kind}{name}")) for kind in ("", "mask_")[: 1 + has_masks])]
-            for name, text in _NAMES.items()
-        ]
-        header = ["", "boxes", "masks"][: 2 + has_masks]
-        classes = [
-            [name, value, *([percent(self.mask_ap_of_class.get(name))] if has_masks else [])]
-            for name, value in sort_worst_first(self.ap_of_class)
-        ]
+        measures, classes = ["", "boxes"], ["class", "AP"]
+        measure_rows = [[text, percent(self.measures.get(name))] for name, text in _NAMES.items()]
+        class_rows = sort_worst_first(self.ap_of_class)
+        if "mask_ap" in self.measures:
+            measures.append("masks")
+            classes.append("mask AP")
+            for name, row in zip(_NAMES, measure_rows, strict=True):
+                row.append(percent(self.measures.get(f"mask_{name}")))
+            for row in class_rows:
+                row.append(percent(self.mask_ap_of_class.get(row[0])))
         title = f"{self.title}: {judged}, {self.objects:,} objects"
-        return [Table(header, rows, title), Table(["class", "AP", "mask AP"][: 2 + has_masks], classes)]
+        return [Table(measures, measure_rows, title), Table(classes, class_rows)]
 
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
         return {

@@ -115,14 +115,16 @@ def draw_curves(
     level: tuple[str, float] | None = None,
 ) -> "Figure":
     """Draw lines of fractions in percent with a marker at every point; `level` is a horizontal (name, fraction)."""
-    figure = make_figure(6 if len(lines) <= _MAX_INSIDE else 7.5, 4)
+    has_legend_beside = len(lines) > _MAX_INSIDE
+    figure = make_figure(7.5 if has_legend_beside else 6, 4)
     axes = figure.add_subplot()
     for line in lines:
         deviation = None if line.deviation is None else [100 * value for value in line.deviation]
         marks: dict[str, Any] = {"yerr": deviation, "marker": "o", "markersize": 4, "capsize": 3}
         axes.errorbar(line.x, [100 * value for value in line.y], label=line.name or None, **marks)
     if level is not None:
-        axes.axhline(100 * level[1], color="gray", linestyle="--", linewidth=1, label=level[0])
+        level_name, fraction = level
+        axes.axhline(100 * fraction, color="gray", linestyle="--", linewidth=1, label=level_name)
     ticks = sorted({x for line in lines for x in line.x})
     if log_x:
         axes.set_xscale("log")
@@ -133,7 +135,7 @@ def draw_curves(
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(visible=True, alpha=0.3)
-    if len(lines) > _MAX_INSIDE:
+    if has_legend_beside:
         figure.legend(fontsize=8, loc="outside right upper")
     elif level is not None or any(line.name for line in lines):
         axes.legend(fontsize=8)

@@ -223,7 +223,7 @@ def map_classes(examination: Examination, folder: Path) -> dict[int, list[int]]:
     unknown = [word for word in all_words if word not in numbers]
     if unknown:
         raise UserError(
-            f"the model lacks the class '{unknown[0]}' and {len(unknown) - 1} others of ObjectNet's mapping; "
+            f"the model lacks the class '{unknown[0]}' of ObjectNet's mapping (missing classes: {len(unknown)}); "
             "give a classifier with ImageNet's class names"
         )
     return {index: [numbers[word] for word in class_words] for index, class_words in words_by_class.items()}

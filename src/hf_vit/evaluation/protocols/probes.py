@@ -76,8 +76,11 @@ def linear_probe(
             f"strengths={list(strengths)} cannot be used; give numbers above 0, and only one if the data has no "
             "validation split"
         )
-    splits = [examination.require_fit_split(name) for name in (learn_split, choose_split) if name is not None]
-    (train_features, labels), *selection = (examination.compute_depth_features(name) for name in splits)  # [] or one
+    for split in (learn_split, choose_split):
+        if split is not None:
+            examination.require_fit_split(split)
+    train_features, labels = examination.compute_depth_features(learn_split)
+    validation = None if choose_split is None else examination.compute_depth_features(choose_split)
     if len(np.unique(labels)) < 2:
         raise UserError(
             f"all images of split '{learn_split}' have the same class, but a probe needs two classes; add "
@@ -88,8 +91,12 @@ def linear_probe(
     num_unfinished = 0
     for name in train_features:
         probes = [Probe.fit(train_features[name], labels, strength) for strength in sorted(strengths)]
-        best.append(choose_best_probe(probes, selection[0][0][name], selection[0][1]) if selection else probes[0])
         num_unfinished += sum(not probe.finished for probe in probes)
+        if validation is None:  # there is only one
+            best.append(probes[0])
+        else:
+            validation_features, validation_labels = validation
+            best.append(choose_best_probe(probes, validation_features[name], validation_labels))
     accuracy = [probe.score(test_features[name], truth) for name, probe in zip(train_features, best, strict=True)]
     return LinearProbeResult(
         len(truth), list(train_features), accuracy, [probe.strength for probe in best], num_unfinished

@@ -141,9 +141,8 @@ def evaluate_protocol(
     if protocol not in PROTOCOLS:
         raise UserError(f"--protocol {protocol} is unknown; choose one of {', '.join(PROTOCOLS)}")
     function = PROTOCOLS[protocol]
-    settings = _collect_settings(protocol, function, options) | _collect_input_settings(
-        protocol, max_num_patches, draft
-    )
+    settings = _collect_settings(protocol, function, options)
+    settings |= _collect_input_settings(protocol, max_num_patches, draft)
     choice = FeatureChoice.parse(features, layers, norm, FEATURES[:3])
     if choice is not None:
         if protocol not in FEATURE_PROTOCOLS:
@@ -155,14 +154,10 @@ def evaluate_protocol(
     if runner == "ray" and protocol in SINGLE_PROCESS_PROTOCOLS:
         raise UserError(f"--protocol {protocol} does not work with --runner ray; leave --runner ray out")
     if runner == "ray" and not isinstance(model, str | Path):
-        raise UserError(
-            "--runner ray needs a model that it can load on other machines; give a folder or Hub id instead "
-            "of a model object, or leave --runner ray out"
-        )
-    with (
-        evaluation_mode(model[0]) if isinstance(model, tuple) else nullcontext(),
-        open_runner(runner, address, device) as ray,
-    ):
+        raise UserError("Ray cannot load a model object; give the model's folder or Hub id, or leave runner='ray' out")
+    # The model of a caller gets its mode, training or evaluation, back at the end.
+    restored_mode = evaluation_mode(model[0]) if isinstance(model, tuple) else nullcontext()
+    with restored_mode, open_runner(runner, address, device) as ray:
         loaded = _load_model(protocol, model, device if ray is None else "cpu", choice)
         if max_num_patches is None and not draft and protocol not in ONE_SIZE_PROTOCOLS:
             max_num_patches = find_max_patches(loaded)
@@ -171,15 +166,15 @@ def evaluate_protocol(
         if isinstance(data, str):
             reading: dict[str, Any] = dict(streaming=streaming, skip_bad_images=skip_bad_images)
             reading |= dict(image_column=image_column, label_column=label_column)
-            splits = [split, *(value for name, value in settings.items() if name.endswith("_split") and value)]
-            data = _load_data(protocol, data, loaded.image_size, seed, splits, reading)
+            fit_splits = [value for name, value in settings.items() if name.endswith("_split") and value]
+            data = _load_data(protocol, data, loaded.image_size, seed, [split, *fit_splits], reading)
         if ray is not None and data.readers:
             raise UserError("--streaming and --runner ray cannot be combined; leave one of them out")
-        counts = [number for number in (data.num_examples(split), num_images) if number is not None]
-        is_plain = max_num_patches is None and choice is None
-        optimize = optimize and is_plain and protocol not in UNOPTIMIZED_PROTOCOLS
+        limits = [number for number in (data.num_examples(split), num_images) if number is not None]
+        has_default_input = max_num_patches is None and choice is None
+        optimize = optimize and has_default_input and protocol not in UNOPTIMIZED_PROTOCOLS
         engine, remote = prepare_engine(
-            loaded, model, min(counts, default=None), ray, optimize=optimize, max_num_patches=max_num_patches
+            loaded, model, min(limits, default=None), ray, optimize=optimize, max_num_patches=max_num_patches
         )
         draft_side = loaded.draft_side if draft else None
         how: dict[str, Any] = dict(progress=progress, num_workers=num_workers, remote=remote, draft_side=draft_side)
@@ -242,10 +237,10 @@ def _collect_settings(name: str, function: Callable[..., Any], options: Mapping[
         for key, parameter in inspect.signature(function).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    if unknown_options := sorted(set(options) - set(defaults)):
-        others = [
-            other for other, run in PROTOCOLS.items() if set(unknown_options) <= set(inspect.signature(run).parameters)
-        ]
+    unknown_options = sorted(set(options) - set(defaults))
+    if unknown_options:
+        parameters = {other: set(inspect.signature(run).parameters) for other, run in PROTOCOLS.items()}
+        others = [other for other, names in parameters.items() if set(unknown_options) <= names]
         remedy = f"choose --protocol {' or '.join(others)}" if others else "leave it out"
         raise UserError(f"--protocol {name} has no option {_format_options(unknown_options)}; {remedy}")
     settings = {**defaults, **options}

@@ -648,43 +648,43 @@ def _open_task(task: Task, root: Path, seed: int) -> ImageData:
             f"{problem}, but it has {len(parts.test):,} test images instead of the published "
             f"{task.num_test:,}; download the task again"
         )
-    generator = np.random.default_rng(seed)
-    train_rows = generator.permutation(len(parts.train))
-    if parts.validation is None:
-        validation_images = parts.train
-        validation_rows = train_rows[TRAIN : TRAIN + VALIDATION]
-    else:
-        validation_images = parts.validation
-        validation_rows = generator.permutation(len(parts.validation))[:VALIDATION]
-    if len(train_rows[:TRAIN]) < TRAIN or len(validation_rows) < VALIDATION:
+    rows_by_split = _draw_rows(parts, seed)
+    if len(rows_by_split["train"]) < TRAIN or len(rows_by_split["validation"]) < VALIDATION:
         raise UserError(
             f"{problem}, but it has too few images to draw {TRAIN} training and {VALIDATION} validation "
             "images; download the task again"
         )
-    splits: dict[str, tuple[LabelledImages, NDArray[np.int64]]] = {
-        "train": (parts.train, train_rows[:TRAIN]),
-        "validation": (validation_images, validation_rows),
-        "test": (parts.test, np.arange(len(parts.test))),
-    }
-    for images, rows in splits.values():
-        paths = [images.files[row] for row in rows.tolist()] if isinstance(images, ImageFiles) else []
+    validation = parts.train if parts.validation is None else parts.validation
+    images_by_split = {"train": parts.train, "validation": validation, "test": parts.test}
+    splits: dict[str, datasets.Dataset] = {}
+    for split, rows in rows_by_split.items():
+        images = images_by_split[split]
+        paths = [images.files[row] for row in rows] if isinstance(images, ImageFiles) else []
         missing_files = [path for path in paths if not path.is_file()]
         if missing_files:
             raise UserError(
-                f"{problem}, but {missing_files[0].relative_to(root)} and {len(missing_files) - 1:,} other files "
-                "are missing; download the task again"
+                f"{problem}, but the file {missing_files[0].relative_to(root)} is missing (missing files: "
+                f"{len(missing_files):,}); download the task again"
             )
+        # Images are read when a row is accessed.
+        splits[split] = datasets.Dataset.from_dict({"row": rows}).with_transform(partial(_read, images))
     files = (path for path in folder.rglob("*") if path.is_file())
     states = {path.relative_to(root).as_posix(): f"{path.stat().st_size}" for path in files}
-    return ImageData(
-        task.name,
-        hash_states(states),
-        {  # images are read when a row is accessed
-            split: datasets.Dataset.from_dict({"row": rows.tolist()}).with_transform(partial(_read, images))
-            for split, (images, rows) in splits.items()
-        },
-        [str(label) for label in range(task.num_classes)],
-    )
+    return ImageData(task.name, hash_states(states), splits, [str(label) for label in range(task.num_classes)])
+
+
+def _draw_rows(parts: Parts, seed: int) -> dict[str, list[int]]:
+    """Draw the rows of training and validation, and list those of the test; fewer if a part has too few images.
+
+    Without images of its own, validation has other rows of the training images.
+    """
+    generator = np.random.default_rng(seed)
+    train_rows = generator.permutation(len(parts.train)).tolist()
+    if parts.validation is None:
+        validation_rows = train_rows[TRAIN : TRAIN + VALIDATION]
+    else:
+        validation_rows = generator.permutation(len(parts.validation))[:VALIDATION].tolist()
+    return {"train": train_rows[:TRAIN], "validation": validation_rows, "test": list(range(len(parts.test)))}
 
 
 def _read(images: LabelledImages, batch: Mapping[str, Sequence[int]]) -> dict[str, list[Any]]:
@@ -733,22 +733,23 @@ class VtabResult(ProtocolResult):
 
     def tables(self, judged: str) -> list[Table]:
         """Return a table of accuracies for each group of tasks, beside published results, and one for all tasks."""
-        tasks = [task.name for task in TASKS]
-        published = [dict(zip(tasks, (value / 100 for value in row), strict=True)) for row in PUBLISHED.values()]
+        published = [
+            {task.name: value / 100 for task, value in zip(TASKS, percentages, strict=True)}
+            for percentages in PUBLISHED.values()
+        ]
         columns = [values | group_means(values) for values in (self.accuracy, *published)]
         header = ["", "linear probe", *PUBLISHED]
 
-        def row(name: str, title: str) -> list[str]:
+        def make_row(name: str, title: str) -> list[str]:
             return [title, *(percent(column.get(name)) for column in columns)]
 
-        groups = [
-            Table(header, [*(row(name, name) for name in members), row(group, "mean")], group)
-            for group, members in _MEMBERS.items()
-            if group != OVERALL
-        ]
+        tables: list[Table] = []
+        for group in GROUPS:
+            rows = [make_row(name, name) for name in _MEMBERS[group]]
+            tables.append(Table(header, [*rows, make_row(group, "mean")], group))
         missing = f"; missing: {', '.join(self.missing)}" if self.missing else ""
         title = f"{self.title}: {judged}; published models are fine-tuned{missing}"
-        return [*groups, Table(header, [row(OVERALL, "mean")], f"{OVERALL}; {title}")]
+        return [*tables, Table(header, [make_row(OVERALL, "mean")], f"{OVERALL}; {title}")]
 
 
 def group_means(accuracy: dict[str, float]) -> dict[str, float]:
