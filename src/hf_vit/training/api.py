@@ -94,11 +94,10 @@ def finetune(
     name = _find_task(task, head, head_width, distillation, self_training)
     job = _make_job(name, model, data, output, recipe, options, command, settings)
     options = job.options
-    if runner == "ray" and (lr_sweep is False or world_size() > 1):
-        raise UserError(
-            "--runner ray runs the trials of --lr-sweep and does not work under torchrun; add --lr-sweep and "
-            "start without torchrun, or leave --runner out"
-        )
+    if runner == "ray" and lr_sweep is False:
+        raise UserError("--runner ray runs the trials of --lr-sweep; add --lr-sweep, or leave --runner out")
+    if runner == "ray" and world_size() > 1:
+        raise UserError("--runner ray does not work under torchrun; start the command without torchrun")
     if lr_sweep is not False and job.recipe.tune == "auto":
         raise UserError("--lr-sweep and --tune auto each try several trainings; give only one of them")
     if lr_sweep is not False and task != "classification":
@@ -158,17 +157,17 @@ def _make_job(
     command: str | Sequence[str] | None,
     settings: Mapping[str, Any],
 ) -> Job:
-    """Build a job; `settings` are fields of the options or of the recipe."""
+    """Build a job; `settings` are fields of the options or of the recipe, which they change."""
     run_fields = {name: value for name, value in settings.items() if name in RUN_FIELDS and value is not None}
     if isinstance(run_fields.get("image_size"), int):
         run_fields["image_size"] = as_pair(run_fields["image_size"])
-    options = replace(options or FinetuneOptions(), **run_fields)
-    base = recipe or TASKS[task].recipe
-    base = find_recipe(base) if isinstance(base, str) else base
-    base = base.override(**{name: value for name, value in settings.items() if name not in RUN_FIELDS})
-    name = str(model) if isinstance(model, Path) else model
+    run_options = replace(options or FinetuneOptions(), **run_fields)
+    named = recipe or TASKS[task].recipe
+    base = find_recipe(named) if isinstance(named, str) else named
+    changed = base.override(**{name: value for name, value in settings.items() if name not in RUN_FIELDS})
+    source = str(model) if isinstance(model, Path) else model
     keeps_evaluations = settings.get("evaluations") is not None
-    return Job(name, str(data), Path(output), base, options, command, keeps_evaluations)
+    return Job(source, str(data), Path(output), changed, run_options, command, keeps_evaluations)
 
 
 def pretrain(
@@ -297,11 +296,13 @@ def _tune(task: Task[Any], job: Job, start: Start, report_line: ReportLine) -> t
     trial_steps = int(_TRIAL_SHARE * steps)
     if not trial_steps:
         raise UserError(
-            f"--tune auto tries each choice for {_TRIAL_SHARE:.0%} of the steps, but the training has only {steps}; "
-            "train longer (--epochs), or give --tune head, lora or all"
+            f"--tune auto tries each choice for {_TRIAL_SHARE:.0%} of the steps, but the training has only {steps} and "
+            f"needs {math.ceil(1 / _TRIAL_SHARE)}; train longer (--epochs), or give --tune head, lora or all"
         )
-    lengths = {name: getattr(job.recipe, name) for name in ("warmup", "cooldown")}  # in steps, if not below 1
-    lengths = {name: value if value < 1 else max(1, round(_TRIAL_SHARE * value)) for name, value in lengths.items()}
+    lengths: dict[str, float] = {}
+    for name in ("warmup", "cooldown"):
+        length = getattr(job.recipe, name)  # steps or, if below 1, a share of the training
+        lengths[name] = length if length < 1 else max(1, round(_TRIAL_SHARE * length))
     short = job.recipe.override(steps=trial_steps, evaluations=1, **lengths)
     recipes = {"head": short.override(tune="head")}
     try:
@@ -342,6 +343,7 @@ def choose_tuning(trials: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
         return best["tune"], reason
 
     def is_close(trial: Mapping[str, Any]) -> bool:
+        # The variance of a difference is the sum of both, and that of an accuracy p on n images p (1 - p) / n.
         variance = sum(value * (1 - value) for value in (best[metric], trial[metric])) / best["images"]
         return best[metric] - trial[metric] <= math.sqrt(variance)
 
@@ -349,10 +351,10 @@ def choose_tuning(trials: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     if len(close) == 1:
         return best["tune"], reason
     losses = ", ".join(f"{trial['tune']} {trial['loss']:.4f}" for trial in close)
-    noise = (
-        f"differences of {' and '.join(trial['tune'] for trial in close)} may be chance on {best['images']:,} images"
-    )
-    return min(close, key=lambda trial: trial["loss"])["tune"], f"{reason}; {noise}, so the loss decides: {losses}"
+    names = " and ".join(trial["tune"] for trial in close)
+    noise = f"differences of {names} may be chance on {best['images']:,} images"
+    lowest = min(close, key=lambda trial: trial["loss"])
+    return lowest["tune"], f"{reason}; {noise}, so the loss decides: {losses}"
 
 
 def _run_trials(

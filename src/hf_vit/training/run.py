@@ -441,7 +441,8 @@ def _explain_errors(run: Run, accumulates: bool) -> Generator[None]:
     try:
         yield
     except UserError as error:
-        if reason := explain_refusal(error.__cause__ or error, elsewhere=False):
+        reason = explain_refusal(error.__cause__ or error, elsewhere=False)
+        if reason:
             raise UserError(_explain_unwritable(run, reason)) from error
         # An error of a loader's worker contains the worker's traceback.
         message = str(error).rpartition("UserError: ")[2].strip()
@@ -449,7 +450,8 @@ def _explain_errors(run: Run, accumulates: bool) -> Generator[None]:
             raise DivergedError(f"{message}; use another --output with the new settings") from error
         raise UserError(message) from error
     except Exception as error:
-        if (message := _explain(run, error, accumulates)) is None:
+        message = _explain(run, error, accumulates)
+        if message is None:
             raise
         raise UserError(message) from error
 
@@ -457,14 +459,9 @@ def _explain_errors(run: Run, accumulates: bool) -> Generator[None]:
 def _explain(run: Run, error: Exception, accumulates: bool) -> str | None:
     """Return a message for an error with a known cause and remedy, else None."""
     if is_out_of_memory(error):
-        size = run.micro_batch_size
-        alternatives = "smaller images or a smaller model"
-        if size > 1:
-            flag, same = ("--micro-batch-size", " (the result stays the same)") if accumulates else ("--batch-size", "")
-            alternatives = f"a smaller {flag} than {size}{same}, {alternatives}"
-        restart = ", and start again with --resume" if find_last_complete(run.work) is None else ", in another --output"
-        return f"out of memory for {size} images at once; choose {alternatives}{restart}"
-    if system_reason := explain_refusal(error, elsewhere=False):
+        return _explain_memory(run, accumulates)
+    system_reason = explain_refusal(error, elsewhere=False)
+    if system_reason:
         return _explain_unwritable(run, system_reason)
     if "DataLoader worker (pid" in str(error):
         # The number of workers of a stream must stay the same when it is resumed.
@@ -481,11 +478,22 @@ def _explain(run: Run, error: Exception, accumulates: bool) -> str | None:
         )
     # Any error may be caused by files that were removed or changed during the training.
     changes = run.data.changed_files()
-    return (
-        f"the training data changed during the run: {changes}; restore it, then {_explain_resume(run)}"
-        if changes
-        else None
-    )
+    if not changes:
+        return None
+    return f"the training data changed during the run: {changes}; restore it, then {_explain_resume(run)}"
+
+
+def _explain_memory(run: Run, accumulates: bool) -> str:
+    """Return the error of too little memory; smaller micro-batches help only a task that accumulates gradients."""
+    size = run.micro_batch_size
+    alternatives = "smaller images or a smaller model"
+    if size > 1:
+        smaller = f"a smaller --batch-size than {size}"
+        if accumulates:
+            smaller = f"a smaller --micro-batch-size than {size} (the result stays the same)"
+        alternatives = f"{smaller}, {alternatives}"
+    restart = "and start again with --resume" if find_last_complete(run.work) is None else "in another --output"
+    return f"out of memory for {size} images at once; choose {alternatives}, {restart}"
 
 
 def _explain_unwritable(run: Run, reason: str) -> str:
@@ -542,29 +550,31 @@ def find_last_complete(work: Path) -> Path | None:
 
 def is_complete(checkpoint: Path) -> bool:
     """Return whether all files of a checkpoint exist and none is truncated."""
-    # The Trainer writes its state last, except for files of other processes. Archives have their directory at the end,
-    # safetensors headers contain the length of the file, and folders of sharded weights get their metadata last.
-    processes = (read_run(checkpoint.parent) or {}).get("world_size", 1)
+    num_processes = (read_run(checkpoint.parent) or {}).get("world_size", 1)
+    random_states = list(checkpoint.glob("rng_state*.pth"))
+    # Of sharded weights "optimizer.bin" is the full optimizer, and "optimizer_0" has its shards.
+    optimizers = [checkpoint / name for name in _OPTIMIZERS if (checkpoint / name).exists()]
+    sharded_weights, sharded_optimizers = (
+        list(checkpoint.glob(name)) for name in ("pytorch_model_fsdp_?", "optimizer_?")
+    )
+    weights = list(checkpoint.glob("*.safetensors"))
+    has_all = bool(weights or sharded_weights) and bool(optimizers or sharded_optimizers)
+    if not has_all or len(random_states) != num_processes:
+        return False
+    archives = [path for name in _ARCHIVES for path in checkpoint.glob(name)]
     try:
+        # The Trainer writes its state last, except for files of other processes.
         state: Any = read_state(checkpoint)
         json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-        random_states = list(checkpoint.glob("rng_state*.pth"))
-        # Of sharded weights "optimizer.bin" is the full optimizer, and "optimizer_0" has its shards.
-        optimizer = [path for name in _OPTIMIZERS if (path := checkpoint / name).exists()]
-        archives = [path for name in _ARCHIVES for path in checkpoint.glob(name)]
-        sharded, sharded_optimizer = (list(checkpoint.glob(name)) for name in ("pytorch_model_fsdp_?", "optimizer_?"))
-        weights = list(checkpoint.glob("*.safetensors"))
         for path in weights:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework="pt") as file:  # checks the length of the file, which the header contains
                 if not file.keys():
                     return False
+        # Archives have their directory at the end, and folders of sharded weights get their metadata last.
         return (
             isinstance(state, dict)
-            and bool(weights or sharded)
-            and bool(optimizer or sharded_optimizer)
-            and len(random_states) == processes
-            and all(map(zipfile.is_zipfile, (checkpoint / "scheduler.pt", *optimizer, *random_states, *archives)))
-            and all((folder / ".metadata").is_file() for folder in (*sharded, *sharded_optimizer))
+            and all(map(zipfile.is_zipfile, (checkpoint / "scheduler.pt", *optimizers, *random_states, *archives)))
+            and all((folder / ".metadata").is_file() for folder in (*sharded_weights, *sharded_optimizers))
         )
     except (OSError, ValueError, SafetensorError):
         return False
@@ -585,7 +595,8 @@ def describe_resume(output: Path) -> str:
         return f"the model in {output} is complete" + ("; --resume removes the checkpoints" if work.exists() else "")
     if not (work / RUN_NAME).is_file():
         return "nothing was written yet; run the same command again"
-    if (last := find_last_complete(work)) is not None:
+    last = find_last_complete(work)
+    if last is not None:
         return f"{last.name} in {output} is complete; continue with --resume"
     if any(find_last_complete(trial) for trial in work.glob(f"*/{WORK_FOLDER}")):
         return f"finished work is in {output}; continue with --resume"
@@ -677,14 +688,7 @@ def _tidy(output: Path, keep_checkpoints: bool) -> None:
 
 def collect_run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
     """Return the values that the record of every task has, with settings of the model that the recipe leaves open."""
-    batch = run.recipe.batch_size
-    images = run.data.num_examples("train")
-    unlabeled_ratio = run.task.get("unlabelled_ratio", 0)
-    is_contrastive = run.task.get("objective") == "contrastive"
-    images_seen = result.steps * batch * (1 + unlabeled_ratio)
-    if images and not unlabeled_ratio and not is_contrastive:  # the last batch of an epoch is smaller
-        epochs, remaining_steps = divmod(result.steps, math.ceil(images / batch))
-        images_seen = epochs * images + remaining_steps * batch
+    images_seen = _count_images_seen(run, result.steps)
     model_values = {
         "image_size": run.config.image_size,
         "dropout": getattr(run.config, "hidden_dropout_prob", None),  # ResNets have none
@@ -721,19 +725,32 @@ def collect_run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
     return values
 
 
+def _count_images_seen(run: Run, steps: int) -> int:
+    """Return how many images the steps processed, where the last batch of an epoch may be smaller than others."""
+    batch = run.recipe.batch_size
+    images = run.data.num_examples("train")
+    unlabeled_ratio = run.task.get("unlabelled_ratio", 0)
+    has_full_batches = unlabeled_ratio or run.task.get("objective") == "contrastive"
+    if not images or has_full_batches:
+        return steps * batch * (1 + unlabeled_ratio)
+    epochs, remaining_steps = divmod(steps, math.ceil(images / batch))
+    return epochs * images + remaining_steps * batch
+
+
 def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> bool:
     """Draw loss and score over the epochs; return False and write no file if the log has no loss."""
 
-    def series(key: str) -> list[tuple[float, float]]:
+    def list_points(key: str) -> list[tuple[float, float]]:
         return [(entry["epoch"], entry[key]) for entry in log_history if key in entry and "epoch" in entry]
 
-    losses = {"training": series("loss"), "validation": series("eval_loss")}
+    losses = {"training": list_points("loss"), "validation": list_points("eval_loss")}
     if not any(losses.values()):
         return False
     panels = [("loss (nats)", losses)]
     for key, name in _SCORES.items():
-        if points := series(key):
-            panels.append((f"{name} (%)", {"validation": [(epoch, 100 * value) for epoch, value in points]}))
+        percentages = [(epoch, 100 * value) for epoch, value in list_points(key)]
+        if percentages:
+            panels.append((f"{name} (%)", {"validation": percentages}))
             break  # a task has one score
     figure = make_figure(9 if len(panels) > 1 else 5, 3.6)
     for number, (label, curves) in enumerate(panels, start=1):

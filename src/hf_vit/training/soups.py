@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hf_vit.conversion.progress import quiet_transformers
-from hf_vit.data import load_data
+from hf_vit.data import ImageData, load_data
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.registry import ProtocolRun
@@ -121,40 +121,33 @@ def make_soup(
         reading |= dict(splits=("validation", "test"), hash_others=True)
         images = None if data is None else load_data(data, **reading)
 
-        def measure(model: nn.Module, split: str) -> ProtocolRun | None:
-            """Evaluate a model on a split; None without data."""
-            if images is None:
-                return None
-            souped = replace(loaded[0], model=model)
-            if (max_num_patches := find_max_patches(souped)) is not None:
-                souped = keep_image_sizes(souped, max_num_patches)
-            examination = Examination(souped, images, split, batch_size=batch_size, progress=False)
-            result = top1(examination)
-            return ProtocolRun("top1", result, examination, {}, result.seconds)
+        def evaluate(model: nn.Module, split: str) -> ProtocolRun | None:
+            return None if images is None else _evaluate(replace(loaded[0], model=model), images, split, batch_size)
 
-        def accuracy(model: nn.Module) -> float | None:
-            run = measure(model, "validation")
+        def measure_accuracy(model: nn.Module) -> float | None:
+            run = evaluate(model, "validation")
             return None if run is None else cast(ClassificationResult, run.result).top1
 
-        candidates = [(Ingredient(model.name, accuracy(model.model)), model.model) for model in loaded]
+        candidates = [(Ingredient(model.name, measure_accuracy(model.model)), model.model) for model in loaded]
         for ingredient, _ in candidates:
             if ingredient.accuracy is not None:
                 report_line(f"{ingredient.name}: validation accuracy {ingredient.accuracy:.2%}")
         if greedy:
-            ingredients, soup_model = _select_greedily(candidates, accuracy)
+            ingredients, soup_model = _select_greedily(candidates, measure_accuracy)
         else:
             ingredients = [ingredient for ingredient, _ in candidates]
             soup_model = average_weights([model for _, model in candidates])
-        test = measure(soup_model, "test")
-        soup = Soup(output, ingredients, accuracy(soup_model), None if test is None else cast(Any, test.result))
+        test = evaluate(soup_model, "test")
+        test_result = None if test is None else cast(ClassificationResult, test.result)
+        soup = Soup(output, ingredients, measure_accuracy(soup_model), test_result)
         used_names = [ingredient.name for ingredient in ingredients if ingredient.is_in]
+        used_folders = [model.folder for model in loaded if model.folder is not None and model.name in used_names]
         values = _describe_soup(soup, used_names, greedy, find_common_license([*map(str, models)]))
         validation_fact = None if test is None else replace(test.examination, split="validation").fact()
         free_output = prepare_output(output)
         with deliver_folder(free_output) as folder, explain_write_errors(free_output):
             cast(Any, soup_model).save_pretrained(folder)
             loaded[0].processor.save_pretrained(folder)
-            used_folders = [model.folder for model in loaded if model.folder is not None and model.name in used_names]
             write_trained(folder, [], used_folders)
             facts: dict[str, Any] = {"command": command, "data": validation_fact, "device": device, "values": values}
             append_record(folder, make_record("training", **facts))
@@ -162,6 +155,15 @@ def make_soup(
                 save_protocol(test, folder=folder, command=command, device=device)
             write_card(folder)
     return soup
+
+
+def _evaluate(loaded: LoadedModel, images: ImageData, split: str, batch_size: int) -> ProtocolRun:
+    """Evaluate a model on a split, with images in their own size if its image processor keeps it."""
+    max_num_patches = find_max_patches(loaded)
+    prepared = loaded if max_num_patches is None else keep_image_sizes(loaded, max_num_patches)
+    examination = Examination(prepared, images, split, batch_size=batch_size, progress=False)
+    result = top1(examination)
+    return ProtocolRun("top1", result, examination, {}, result.seconds)
 
 
 def _load_classifiers(models: Sequence[str | Path], device: str | None) -> list[LoadedModel]:
@@ -200,9 +202,9 @@ def _require_same_config(first: LoadedModel, other: LoadedModel) -> None:
     names = sorted({*fields, *other_fields} - _IRRELEVANT)
     different = [name for name in names if fields.get(name) != other_fields.get(name)]
     if different:
-        names = ", ".join("classes" if name == "id2label" else name for name in different)
+        differences = ", ".join("classes" if name == "id2label" else name for name in different)
         raise UserError(
-            f"{first.name} and {other.name} cannot be averaged, because they differ in {names}; give models "
+            f"{first.name} and {other.name} cannot be averaged, because they differ in {differences}; give models "
             "that were fine-tuned from the same checkpoint on the same classes"
         )
 

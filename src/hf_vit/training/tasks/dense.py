@@ -96,14 +96,18 @@ def build_dense_model(
     if kind is None:
         raise UserError(f"--head {head} is unknown; choose one of {', '.join(DENSE_HEADS)}")
     checkpoint = load_dense_model(source) if source.dense_head is kind else None
-    maps = {} if checkpoint is not None else _make_map_fields(source, head)
-    maps |= {} if width is None or not _has_pyramid(source) else {"fpn_hidden_size": width}
+    backbone_fields = {} if checkpoint is not None else _make_map_fields(source, head)
+    if width is not None and _has_pyramid(source):
+        backbone_fields["fpn_hidden_size"] = width
     rates = {"dropout": backbone_dropout, "drop_path": drop_path}
-    backbone: Any = build_model(source, "backbone", image_size=image_size, **rates, **maps)
+    backbone: Any = build_model(source, "backbone", image_size=image_size, **rates, **backbone_fields)
     stored_fields = {} if checkpoint is None else checkpoint.config.to_dict()
-    changes = _make_head_fields(head, backbone, use_masks)
-    changes = {name: value for name, value in changes.items() if name not in stored_fields or name == "use_masks"}
-    changes |= dict.fromkeys(_HEADS[head].width_fields if width else (), width) | fields
+    changes = dict(fields)
+    for name, value in _make_head_fields(head, backbone, use_masks).items():
+        if name not in stored_fields or name == "use_masks":  # a checkpoint keeps its other fields
+            changes.setdefault(name, value)
+    for name in _HEADS[head].width_fields if width else ():
+        changes.setdefault(name, width)
     unknown_fields = sorted(set(changes) - set(kind.config_class().to_dict()))
     if unknown_fields:
         raise UserError(
@@ -168,31 +172,42 @@ def _make_map_fields(source: Source, head: str) -> dict[str, Any]:
     config: HfBaseConfig = source.config
     strides = _HEADS[head].strides
     if isinstance(config, HfResNetBaseConfig):
-        stages = range(1, len(config.stage_depths) + 1)
-        matching = [f"stage{stage}" for stage in stages if _compute_stage_stride(stage) in strides]
-        out_features = matching or [f"stage{stage}" for stage in stages]
-        _require_maps(source, head, len(out_features))
-        return {"out_features": out_features if strides or head == "linear" else None}
-    last_map: dict[str, Any] = {"out_features": None}
+        return _make_resnet_fields(source, config, head)
     if isinstance(config, HfMixerConfig):
         _require_maps(source, head, 1)
-        return last_map
-    last_map |= {"use_feature_pyramid": False, "reshape_hidden_states": True, "apply_layernorm": True}
+        return {"out_features": None}
+    fields: dict[str, Any] = {"out_features": None, "reshape_hidden_states": True, "apply_layernorm": True}
     if isinstance(config, HfHybridViTConfig):
-        stages = [stage for stage in range(1, len(config.stage_depths) + 1) if _compute_stage_stride(stage) in strides]
-        _require_maps(source, head, len(stages) + 1)
-        return last_map | {"stem_stages": tuple(stages)}
-    return last_map | ({"use_feature_pyramid": True, "pyramid_strides": strides} if strides else {})
+        stages = _find_stages(config, strides)
+        _require_maps(source, head, len(stages) + 1)  # one more is the map of the last block
+        return {**fields, "use_feature_pyramid": False, "stem_stages": tuple(stages)}
+    if strides:
+        return {**fields, "use_feature_pyramid": True, "pyramid_strides": strides}
+    return {**fields, "use_feature_pyramid": False}
 
 
-def _compute_stage_stride(stage: int) -> int:
-    """Return the stride of a ResNet's stage 1, 2, ... in px; each stage halves the map of the one before."""
-    return 4 * 2 ** (stage - 1)
+def _make_resnet_fields(source: Source, config: HfResNetBaseConfig, head: str) -> dict[str, Any]:
+    """Return the fields of a ResNet, whose stages make the maps; None stands for the last stage alone.
+
+    The linear head, which has no strides, reads all stages.
+    """
+    strides = _HEADS[head].strides
+    stages = _find_stages(config, strides) or range(1, len(config.stage_depths) + 1)
+    _require_maps(source, head, len(stages))
+    reads_several = bool(strides) or head == "linear"
+    return {"out_features": [f"stage{stage}" for stage in stages] if reads_several else None}
+
+
+def _find_stages(config: HfResNetBaseConfig | HfHybridViTConfig, strides: Sequence[int]) -> list[int]:
+    """Return the stages 1, 2, ... of a ResNet or a hybrid's stem that have one of these strides in px."""
+    # The first map has a stride of 4 px, and each stage halves the map of the one before.
+    return [stage for stage in range(1, len(config.stage_depths) + 1) if 4 * 2 ** (stage - 1) in strides]
 
 
 def _require_maps(source: Source, head: str, maps: int) -> None:
     """Raise a `UserError` if the head needs more maps than the backbone makes."""
-    if maps < (min_maps := _HEADS[head].min_maps):
+    min_maps = _HEADS[head].min_maps
+    if maps < min_maps:
         raise UserError(
             f"the head '{head}' needs {min_maps} feature maps of different strides, but {source.name} "
             f"makes {maps}; choose another --head, such as linear or detr"
@@ -222,14 +237,18 @@ def _load_head(model: Any, checkpoint: Any, name: str) -> None:
         more_classes = {**checkpoint.config.to_dict(), "num_labels": checkpoint.config.num_labels + 1}
         larger = type(checkpoint)(type(checkpoint.config).from_dict(more_classes)).state_dict()
         state = {key: value for key, value in state.items() if larger[key].shape == value.shape}
-    prefix = next(key for key, module in model.named_modules() if isinstance(module, HfBaseBackbone))
-    state = {key: value for key, value in state.items() if key in new_state and not key.startswith(f"{prefix}.")}
-    if different := next((key for key, value in state.items() if new_state[key].shape != value.shape), None):
-        raise UserError(
-            f"the head of {name} has other sizes ({different}) than the requested one; leave --head-width "
-            "out, or choose another --recipe or --head"
-        )
-    model.load_state_dict(state, strict=False)
+    backbone_path = next(path for path, module in model.named_modules() if isinstance(module, HfBaseBackbone))
+    head_state: dict[str, torch.Tensor] = {}
+    for key, value in state.items():
+        if key not in new_state or key.startswith(f"{backbone_path}."):
+            continue
+        if new_state[key].shape != value.shape:
+            raise UserError(
+                f"the head of {name} has other sizes ({key}) than the requested one; leave --head-width "
+                "out, or choose another --recipe or --head"
+            )
+        head_state[key] = value
+    model.load_state_dict(head_state, strict=False)
 
 
 def _load_backbone(model: Any, backbone: Any) -> None:
@@ -411,9 +430,9 @@ class HeadTask(MeasuredTask):
         self.width = width
         if self.head not in heads:
             raise UserError(f"--head {head} does not work for {self.task}; choose one of {', '.join(heads)}")
-        self.auto_class = getattr(transformers, DENSE_HEADS[self.head].auto_class)
         if width is not None and width < 1:
             raise UserError(f"--head-width is {width}, but it must be at least 1 channel; choose a positive number")
+        self.auto_class = getattr(transformers, DENSE_HEADS[self.head].auto_class)
 
     def protocol(self, data: ImageData) -> str:
         return self.task

@@ -127,7 +127,8 @@ class HfViTTrainer(Trainer):
         super().__init__(*args, **kwargs)
         # Reading a loss makes an accelerator wait, so that there it is read only when it is logged.
         self._checks_later = self.args.device.type != "cpu"
-        if (strategy := self.args.train_sampling_strategy) != "random":
+        strategy = self.args.train_sampling_strategy
+        if strategy != "random":
             raise UserError(
                 f"train_sampling_strategy={strategy!r} does not work with HfViTTrainer, which has a seeded order "
                 "of its own; leave it out, or use transformers' Trainer"
@@ -151,12 +152,12 @@ class HfViTTrainer(Trainer):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Return the names of the parameters that decay: the weights of dense layers and convolutions."""
-        return [
-            f"{path}.weight" if path else "weight"
-            for path, module in model.named_modules()
-            if not isinstance(module, nn.Embedding) and getattr(module, "weight", None) is not None
-            if isinstance(module.weight, nn.Parameter) and module.weight.ndim >= 2
-        ]
+        names: list[str] = []
+        for path, module in model.named_modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, nn.Parameter) and weight.ndim >= 2 and not isinstance(module, nn.Embedding):
+                names.append(f"{path}.weight" if path else "weight")
+        return names
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with a rate for every layer where `layer_decay` asks for it."""

@@ -54,21 +54,24 @@ def number_layers(model: nn.Module, option: str = "--layer-decay") -> dict[str, 
     names = [name for name, _ in model.named_parameters()]
     backbone: Any = getattr(model.config, "backbone_config", None)
     backbone_names = [name for name in names if backbone is None or "backbone." in name]
-    indices = {int(match[1]) for name in backbone_names if (match := _LAYER.search(name))}
+    matches = {name: _LAYER.search(name) for name in backbone_names}
+    blocks = [int(match[1]) for match in matches.values() if match]
     depth: int | None = getattr(backbone or model.config, "num_hidden_layers", None)
-    if not indices or depth is None:
+    if not blocks or depth is None:
         raise UserError(
             f"{option} does not work with {type(model).__name__}, which has no sequence of layers; leave {option} out"
         )
-    groups = max(indices) + 1
-    highest = {index * groups // depth: index + 1 for index in range(depth)}
-    numbers: dict[str, int] = {}
-    for name in backbone_names:
-        if block := _LAYER.search(name):
-            numbers[name] = highest[int(block[1])]
-        else:
-            numbers[name] = 0 if _EMBEDDINGS.search(name) else depth + 1
-    return dict.fromkeys(names, depth + 1) | numbers
+    num_blocks = max(blocks) + 1  # fewer than layers if several layers share one
+    highest: dict[int, int] = {}  # block -> number of its last layer
+    for layer in range(depth):
+        highest[layer * num_blocks // depth] = layer + 1
+    numbers = dict.fromkeys(names, depth + 1)
+    for name, match in matches.items():
+        if match:
+            numbers[name] = highest[int(match[1])]
+        elif _EMBEDDINGS.search(name):
+            numbers[name] = 0
+    return numbers
 
 
 def make_parameter_groups(

@@ -28,9 +28,9 @@ class SharpnessAware:
         self.rho = rho
         self.micro_batches = micro_batches
         self._batches: list[Any] = []
-        self._losses: list[torch.Tensor] = []
+        self._losses: list[torch.Tensor] = []  # at the original weights, one for each micro-batch of the step
         self._num_done = 0
-        self._stored: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._stored: list[tuple[torch.Tensor, torch.Tensor]] = []  # changed tensors, and what `_restore` puts back
 
     def begin(self, batches: Sequence[Any]) -> None:
         """Set the micro-batches of the next step."""
@@ -67,9 +67,10 @@ class SharpnessAware:
                 synchronize_gradients(model, together and number == len(batches))
                 losses.append(run(batch))
         with torch.no_grad():
-            gradients = [(weight, weight.grad) for weight in model.parameters() if weight.grad is not None]
-            norm = gather_tensor(torch.nn.utils.get_total_norm([gradient for _, gradient in gradients]))
-            local_pairs = [(get_local_part(weight), get_local_part(gradient)) for weight, gradient in gradients]
+            pairs = [(weight, weight.grad) for weight in model.parameters() if weight.grad is not None]
+            norm = gather_tensor(torch.nn.utils.get_total_norm([gradient for _, gradient in pairs]))
+            # Of sharded weights every process changes its own part.
+            local_pairs = [(get_local_part(weight), get_local_part(gradient)) for weight, gradient in pairs]
             changed_tensors = [*(weight for weight, _ in local_pairs), *model.buffers()]
             self._stored = [(tensor, tensor.clone()) for tensor in changed_tensors]
             for weight, gradient in local_pairs:

@@ -72,9 +72,11 @@ def _get_last(trainer: Any, key: str) -> float | None:
 
 def _collect_values(trainer: Any) -> dict[str, Any]:
     """Return the values of the training's record: recipe, steps, scores, and the base model with its license."""
-    settings = {name: getattr(trainer.args, name) for name in _RECIPE}
-    settings = {name: value for name, value in settings.items() if value not in (None, False, -1)}
-    recipe = {name: getattr(value, "value", value) for name, value in settings.items()}  # the value of an enum
+    recipe: dict[str, Any] = {}
+    for name in _RECIPE:
+        setting = getattr(trainer.args, name)
+        if setting not in (None, False, -1):  # turned off
+            recipe[name] = getattr(setting, "value", setting)  # the value of an enum
     values: dict[str, Any] = {"recipe": recipe, "steps": trainer.state.global_step}
     scores = {name: _get_last(trainer, key) for name, key in _LOGGED.items()}
     values |= {name: value for name, value in scores.items() if value is not None}

@@ -35,7 +35,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Add the weights after a step."""
+        """Add the model's weights after a step to the averages; integers, such as counts of batches, are copied."""
         for average, weight in zip(self._averages, get_local_parts(self.model), strict=True):
             if average.is_floating_point():
                 average.lerp_(weight.to(average.dtype), 1 - self.decay)
@@ -131,12 +131,12 @@ class LoraAdapter:
 
 def train_head_only(model: nn.Module) -> None:
     """Freeze the model under a classifier's heads, or in the backbone of a segmentation or detection model."""
-    if backbones := [module for module in model.modules() if isinstance(module, HfBaseBackbone)]:
-        for backbone in backbones:
-            backbone.base_model.requires_grad_(False)  # the feature pyramid around it is new
-        return
-    model.requires_grad_(False)
-    _train_heads(model)
+    backbones = [module for module in model.modules() if isinstance(module, HfBaseBackbone)]
+    for backbone in backbones:
+        backbone.base_model.requires_grad_(False)  # the feature pyramid around it is new
+    if not backbones:
+        model.requires_grad_(False)
+        _train_heads(model)
 
 
 def train_last_blocks(model: nn.Module, blocks: int) -> None:
@@ -157,7 +157,7 @@ def train_last_blocks(model: nn.Module, blocks: int) -> None:
 
 def _train_heads(model: nn.Module) -> None:
     """Unfreeze the classification heads; raise UserError if there are none."""
-    heads = [head for name in _HEADS if isinstance(head := getattr(model, name, None), nn.Module)]
+    heads = [head for head in (getattr(model, name, None) for name in _HEADS) if isinstance(head, nn.Module)]
     if not heads:
         raise UserError(f"{type(model).__name__} has no classification head to train; use --tune all")
     for head in heads:
