@@ -152,7 +152,7 @@ def test_results_of_other_inputs_are_not_mixed(change, saved, data, tmp_path):
         (["vit", "vit"], "vit was given twice"),
         (["vit", "nowhere"], "there is no file or folder nowhere"),
         (["vit", "timm:nowhere"], "timm:nowhere cannot be loaded"),
-        (["vit", "igpt"], "igpt cannot be compared: it has no class names; or add --probe"),
+        (["vit", "igpt"], "igpt has no class names; give a classifier that has them; or add --probe"),
         (["vit", "other"], r"other cannot be compared: the data has classes .* or add --probe"),
     ],
 )  # fmt: skip
@@ -437,7 +437,7 @@ def test_timm_by_folder_and_by_file(saved, data):
     by_folder, by_file = load_models(sources)
     with torch.no_grad():
         assert torch.equal(by_folder.model(pixel_values), by_file.model(pixel_values))
-    with pytest.raises(UserError, match="it has no class names; or add --probe"):
+    with pytest.raises(UserError, match="has no class names; give a classifier that has them; or add --probe"):
         choose_classifier(by_file, data, probe=False)
     for mistake in ("test_efficientnet@nowhere.pth", "test_resnet@" + sources[1].partition("@")[2]):
         with pytest.raises(UserError, match="cannot be loaded"):

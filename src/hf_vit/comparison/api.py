@@ -200,7 +200,7 @@ def measure_model(
     split = inputs.data.split or ""
     examination = Examination(loaded, data, split, None, settings.batch_size, settings.seed, progress)
     attacks = settings.epsilons if loaded.is_differentiable else ()
-    notes = list[str]()
+    notes: list[str] = []
     if inputs.model.judged_by == PROBE:
         head, strength = fit_probe(examination, settings.probe_images)
         loaded = replace(loaded, model=ProbedForImageClassification(loaded.model, head, data.label_names).eval())
@@ -219,9 +219,9 @@ def measure_model(
     pixel_values = load_sample(loaded, data, split, 1)
     sizes: dict[str, Any] = {"parameters": None, "flops": None}
     with evaluation_mode(loaded.model):
-        values = _measure_accuracy(examination) | _measure_robustness(
-            replace(examination, num_images=settings.robustness_images), settings, attacks, loaded.model
-        )
+        values = _measure_accuracy(examination)
+        few_images = replace(examination, num_images=settings.robustness_images)
+        values |= _measure_robustness(few_images, settings, attacks, loaded.model)
         if not loaded.is_graph:
             sizes["flops"] = count_flops(loaded.model, lambda: loaded.model(pixel_values))
             sizes["parameters"] = sum(parameter.numel() for parameter in loaded.model.parameters())
@@ -400,8 +400,8 @@ def compare(
     folder = Path(output)
     refuse_output_in(data, folder)
     if runner == "ray" and not all(isinstance(model, str | PathLike) for model in models):
-        raise UserError("Ray cannot load a model object; give folders or Hub ids, or leave --runner ray out")
-    with ExitStack() as lock:
+        raise UserError("Ray cannot load a model object; give folders or Hub ids, or leave runner='ray' out")
+    with ExitStack() as lock:  # held after Ray is disconnected, until the tables are written
         with open_runner(runner, address, device) as ray:
             loaded = load_models(models, device)
             size = None
@@ -412,15 +412,16 @@ def compare(
                 data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns, check=False)
             if data.readers:
                 raise UserError(f"'{data.name}' is a stream, which cannot be read twice; leave --streaming out")
-            classifiers = [choose_classifier(model, data, probe) for model in loaded]
-            pairs = zip(loaded, classifiers, strict=True)
-            all_inputs = [describe_inputs(model, kind, data, split, settings, size) for model, kind in pairs]
+            all_inputs: list[ComparisonInputs] = []
+            for model in loaded:
+                classifier = choose_classifier(model, data, probe)
+                all_inputs.append(describe_inputs(model, classifier, data, split, settings, size))
             for model, inputs in zip(loaded, all_inputs, strict=True):
                 check_measurable(model, inputs, data, settings)
             lock.enter_context(_claim_folder(folder))
             names = [re.sub(r"[^\w.-]", "--", inputs.model.name) for inputs in all_inputs]
             files = [folder / "models" / f"{name}.json" for name in names]
-            results = [_read_result(*pair) for pair in zip(files, all_inputs, strict=True)]
+            results = [_read_result(file, inputs) for file, inputs in zip(files, all_inputs, strict=True)]
             missing = [index for index, result in enumerate(results) if result is None]
             for model, result in zip(loaded, results, strict=True):
                 if result is not None:
@@ -428,16 +429,16 @@ def compare(
             if ray is None:
                 options: Any = {"optimize": optimize, "progress": progress}
                 new_results = (
-                    (position, measure_model(loaded[index], data, all_inputs[index], settings, **options))
-                    for position, index in enumerate(missing)
+                    measure_model(loaded[index], data, all_inputs[index], settings, **options) for index in missing
                 )
+                numbered_results = enumerate(new_results)
             else:
                 from hf_vit.evaluation.ray_runner import run_independent
 
                 tasks = [(str(models[index]), all_inputs[index]) for index in missing]
-                new_results = run_independent(ray, measure_named, tasks, data, settings, device, optimize)
-            for position, result in new_results:
-                index = missing[position]
+                numbered_results = run_independent(ray, measure_named, tasks, data, settings, device, optimize)
+            for number, result in numbered_results:  # the number counts the missing models alone
+                index = missing[number]
                 result.write(files[index])
                 results[index] = result
                 report(f"{loaded[index].name}: measured")

@@ -35,9 +35,9 @@ def make_rows(results: Sequence[ModelResult], speed: SpeedResult | None) -> list
     A value that was not measured is an empty text, and a column without values is left out.
     """
     rows = [_make_row(result, speed) for result in results]
-    headers = [header for header in rows[0] if any(row.get(header) for row in rows)]
-    headers += [header for row in rows for header in row if row[header] and header not in headers]
-    return [{header: row.get(header, "") for header in dict.fromkeys(headers)} for row in rows]
+    all_headers = dict.fromkeys(header for row in rows for header in row)  # without duplicates, in their order
+    headers = [header for header in all_headers if any(row.get(header) for row in rows)]
+    return [{header: row.get(header, "") for header in headers} for row in rows]
 
 
 def explain_table(results: Sequence[ModelResult], speed: SpeedResult | None) -> list[str]:
@@ -54,11 +54,9 @@ def explain_table(results: Sequence[ModelResult], speed: SpeedResult | None) -> 
         )
     if speed is not None:
         machine = f"{speed.hardware.get('name')}, {speed.hardware.get('device')}, {speed.threads} threads of torch"
-        load = (
-            "the machine was otherwise idle"
-            if speed.quiet
-            else f"other processes used {speed.others_load:.1f} cores: compare ratios, not images/s"
-        )
+        load = "the machine was otherwise idle"
+        if not speed.quiet:
+            load = f"other processes used {speed.others_load:.1f} cores: compare ratios, not images/s"
         lines.append(
             f"Speed: forward passes of {speed.batch_size} images on {machine}, every model once in each of "
             f"{speed.turns} turns; times as fast as {next(iter(speed.rows))}, with median and quartiles of the turns; "
@@ -92,7 +90,8 @@ def to_csv(results: Sequence[ModelResult], speed: SpeedResult | None) -> str:
     """Return a line per model with all unrounded numbers as CSV; a missing number is empty."""
     rows = [_list_numbers(result, speed) for result in results]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    names = list(dict.fromkeys(name for row in rows for name in row))  # without duplicates, in their order
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
@@ -205,12 +204,14 @@ def draw_comparison(results: Sequence[ModelResult], speed: SpeedResult | None) -
 def _draw_robustness(axes: "Axes", results: Sequence[ModelResult]) -> None:
     """Draw the accuracy of every model on clean, corrupted and attacked images as markers in its row."""
     series = {"clean": [result.clean for result in results], "corrupted": [result.mean_corrupted for result in results]}
-    for epsilon in dict.fromkeys(epsilon for result in results for epsilon in result.fgsm or {}):
-        series[f"FGSM {epsilon}/255"] = [(result.fgsm or {}).get(epsilon) for result in results]
-    for name, marker in zip(series, "os<>v^dP*X", strict=False):
-        points = [(100 * value, row) for row, value in enumerate(series[name]) if value is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), linestyle="", marker=marker, markersize=5, label=name)
+    attacked = [result.fgsm or {} for result in results]
+    for epsilon in dict.fromkeys(epsilon for accuracies in attacked for epsilon in accuracies):
+        series[f"FGSM {epsilon}/255"] = [accuracies.get(epsilon) for accuracies in attacked]
+    for (name, accuracies), marker in zip(series.items(), "os<>v^dP*X", strict=False):
+        rows = [row for row, value in enumerate(accuracies) if value is not None]
+        percentages = [100 * value for value in accuracies if value is not None]
+        if rows:
+            axes.plot(percentages, rows, linestyle="", marker=marker, markersize=5, label=name)
     axes.set_xlabel("accuracy, corrupted and attacked (%)")
     axes.legend(fontsize=7)
 

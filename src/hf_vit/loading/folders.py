@@ -67,7 +67,8 @@ def load_transformers(
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise UserError(f"{name} cannot be read as a model: {get_first_line(error)}") from error
-        if (channels := getattr(config, "num_channels", 3)) != 3:
+        channels = getattr(config, "num_channels", 3)
+        if channels != 3:
             raise UserError(
                 f"{name} takes images with num_channels={channels}; give a model for RGB images (num_channels=3)"
             )

@@ -71,13 +71,16 @@ class GraphForImageClassification(nn.Module):
                 f"{file} is in int8, which this CPU may compute differently, and its {NAME} is missing; copy "
                 f"{NAME} and {RESULTS} beside it, or export the model again"
             )
-        if predicts := self.graph.about.get("predicts"):
+        predicts = self.graph.about.get("predicts")
+        if predicts:
             raise UserError(
                 f"{file} is the graph of a {predicts}, which hf-vit does not run; run it with {runtime.package}, or "
                 "give the model that was exported"
             )
         if "logits" not in self.graph.outputs:
-            raise UserError(f"{file} is the graph of a model without a head; export a classifier with hf-vit export")
+            raise UserError(
+                f"{file} is the graph of a model without a classification head; export a classifier with hf-vit export"
+            )
         self.config = SimpleNamespace(
             model_type=runtime.target,
             num_labels=len(labels),
@@ -116,9 +119,11 @@ class GraphForImageClassification(nn.Module):
         if patch_attention_mask is None:
             images = [_crop_from_canvas(padded) for padded in pixel_values.detach()]
         else:
-            height, width = self.config.patch_stride
-            sizes = [(int(mask[:, 0].sum()) * height, int(mask[0].sum()) * width) for mask in patch_attention_mask]
-            images = [image[:, :h, :w].float() for image, (h, w) in zip(pixel_values.detach(), sizes, strict=True)]
+            patch_height, patch_width = self.config.patch_stride
+            images: list[torch.Tensor] = []
+            for padded, mask in zip(pixel_values.detach(), patch_attention_mask, strict=True):
+                height, width = int(mask[:, 0].sum()) * patch_height, int(mask[0].sum()) * patch_width
+                images.append(padded[:, :height, :width].float())
         if self.takes != ENCODED and len({image.shape for image in images}) == 1:
             return self._run_graph(torch.stack(images))
         outputs = [self._run_graph(image[None]) for image in images]

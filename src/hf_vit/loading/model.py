@@ -52,21 +52,23 @@ def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[
     """
     if list(data_names) == list(model_names):
         return list(range(len(model_names)))
-    data_names, model_names = list(map(normalize_name, data_names)), list(map(normalize_name, model_names))
-    index = {name: position for position, name in enumerate(model_names)}
-    if unknown_names := [repr(name) for name in data_names if name not in index]:
-        shortened_names = shorten_list(list(map(repr, model_names)))
+    wanted, available = list(map(normalize_name, data_names)), list(map(normalize_name, model_names))
+    index = {name: position for position, name in enumerate(available)}
+    unknown_names = [repr(name) for name in wanted if name not in index]
+    if unknown_names:
+        shortened_names = shorten_list(list(map(repr, available)))
         raise UserError(
             f"the data has classes that the model does not have: {shorten_list(unknown_names)}; the model has "
             f"{shortened_names}: give data with these class names, or rename the data's classes"
         )
-    counts = Counter(model_names)
-    if duplicates := [repr(name) for name in data_names if counts[name] > 1]:
+    counts = Counter(available)
+    duplicates = [repr(name) for name in wanted if counts[name] > 1]
+    if duplicates:
         raise UserError(
             f"the model has several classes named {shorten_list(duplicates)}; give them different names in "
             "id2label of its config.json"
         )
-    return [index[name] for name in data_names]
+    return [index[name] for name in wanted]
 
 
 def make_names_unique(names: Sequence[str]) -> list[str]:
@@ -120,7 +122,7 @@ class LoadedModel:
             UserError: the model is no classifier.
         """
         if not self.label_sets:
-            raise UserError("it has no class names")
+            raise UserError(f"{self.name} has no class names; give a classifier that has them")
         refuse_regression(self.model, self.name, "classification")
         wanted_names = set(map(normalize_name, data_names))
         matching_sets = [names for names in self.label_sets if wanted_names <= set(map(normalize_name, names))]
@@ -243,16 +245,21 @@ def load_model(
         model, processor = cast("tuple[nn.Module, Any]", source)
         return _wrap(model, processor, type(model).__name__)
     keep_freed_memory()
-    if (graph := find_graph(str(source))) is not None:
-        return _load_graph(*graph, device, inside)
+    graph = find_graph(str(source))
+    if graph is not None:
+        runtime, file = graph
+        return _load_graph(runtime, file, device, inside)
     checkpoint = find_source(source)
-    library, takes_pixels = _find_library(checkpoint)
-    if not takes_pixels or (inside and library == "timm"):
+    library, takes_only_images = _find_library(checkpoint)
+    if not takes_only_images or (inside and library == "timm"):
         try:
-            return _convert(checkpoint, device, as_classifier)
+            if checkpoint.plan.has_head or not as_classifier:
+                return _convert(checkpoint, device)
         except UserError as error:
             if library is None:
                 raise UserError(f"{checkpoint.name} cannot be read as a model: {error}") from error
+        if library is None:
+            raise UserError(f"{checkpoint.name} has no classification head; fine-tune it first (hf-vit finetune)")
     if library == "timm":
         return _load_from_timm(checkpoint, device, as_classifier)
     model, processor = load_transformers(checkpoint, device, as_classifier=as_classifier)
@@ -279,11 +286,11 @@ def _find_library(source: Source) -> tuple[Literal["timm", "transformers"] | Non
     # Some dense prediction models, such as transformers' UperNet and ours, have no bare model.
     endings = ("SEMANTIC_SEGMENTATION", "UNIVERSAL_SEGMENTATION", "OBJECT_DETECTION")
     mappings: list[Any] = [MODEL_MAPPING, *(getattr(transformers, f"MODEL_FOR_{ending}_MAPPING") for ending in endings)]
-    classes = (mapping.get(CONFIG_MAPPING[kind], None) for mapping in mappings)
-    first = next((model_class for model_class in classes if model_class is not None), None)
-    if getattr(first, "main_input_name", None) != "pixel_values":
+    classes = [mapping.get(CONFIG_MAPPING[kind], None) for mapping in mappings]
+    model_class: Any = next(filter(None, classes), None)
+    if getattr(model_class, "main_input_name", None) != "pixel_values":
         return "transformers", False
-    parameters = inspect.signature(cast(Any, first).forward).parameters.values()
+    parameters = inspect.signature(model_class.forward).parameters.values()
     needed = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
     return "transformers", needed <= {"self", "pixel_values", "args", "kwargs"}  # SigLIP 2 needs the grids too
 
@@ -322,16 +329,13 @@ def _read_file_states(folder: Path) -> frozenset[tuple[object, ...]]:
     return frozenset((name, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
-def _convert(source: Source, device: str | None, as_classifier: bool) -> LoadedModel:
+def _convert(source: Source, device: str | None) -> LoadedModel:
     """Convert a checkpoint and return the model."""
     torch_device = pick_device(device)
-    plan = source.plan
-    if as_classifier and not plan.has_head:
-        raise UserError("it has no classification head; fine-tune it first (hf-vit finetune)")
     model: Any = source.load()
     model.to(torch_device)
     name = source.checkpoint.name if source.folder is None else _get_name(source)
-    return _wrap(model, source.processor(), name, source.folder, origin=plan.origin)
+    return _wrap(model, source.processor(), name, source.folder, origin=source.plan.origin)
 
 
 def _load_graph(runtime: Runtime, file: Path, device: str | None, needs_layers: bool) -> LoadedModel:
@@ -370,18 +374,25 @@ def load_models(sources: Sequence[Any], device: str | None = None) -> list[Loade
     if len(sources) < 2:
         raise UserError(f"a comparison needs at least two models, but {len(sources)} was given; name another model")
     models = [load_model(source, device) for source in sources]
-    paths = list[tuple[str, ...]]()
+    paths: list[tuple[str, ...]] = []
     for source, model in zip(sources, models, strict=True):
         if isinstance(source, tuple | LoadedModel):
             paths.append((model.name,))
         else:  # a source that is not a path counts as one part
             path = model.folder or Path(str(source).removeprefix(TIMM)).expanduser()
             paths.append(path.resolve().parts if path.exists() else (str(source),))
-    if duplicates := sorted({parts[-1] for parts in paths if paths.count(parts) > 1}):
+    duplicates = sorted({parts[-1] for parts in paths if paths.count(parts) > 1})
+    if duplicates:
         raise UserError(f"{', '.join(duplicates)} was given twice; give every model once")
+    return [replace(model, name=name) for model, name in zip(models, _shorten_paths(paths), strict=True)]
+
+
+def _shorten_paths(paths: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return for every path, which is given as its parts, the shortest end that no other path has."""
     lengths = [1] * len(paths)
     names = [parts[-1] for parts in paths]
     while len(set(names)) < len(names):
-        lengths = [length + (names.count(name) > 1) for name, length in zip(names, lengths, strict=True)]
+        for position, name in enumerate(names):
+            lengths[position] += names.count(name) > 1
         names = ["/".join(parts[-length:]) for parts, length in zip(paths, lengths, strict=True)]
-    return [replace(model, name=name) for model, name in zip(models, names, strict=True)]
+    return names

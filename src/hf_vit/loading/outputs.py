@@ -45,7 +45,8 @@ def watch_layers(model: nn.Module, receive: Callable[[str, torch.Tensor], None])
 
     def make_hook(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, arguments: tuple[object, ...], output: object) -> None:
-            if (features := get_layer_tensor(output)) is not None:
+            features = get_layer_tensor(output)
+            if features is not None:
                 receive(name, features)
 
         return hook
@@ -60,10 +61,9 @@ def watch_layers(model: nn.Module, receive: Callable[[str, torch.Tensor], None])
 
 def get_layer_tensor(output: object) -> torch.Tensor | None:
     """Return the features in a module's output, which may be a tensor, a tuple or an output object; else None."""
-    if isinstance(output, tuple | list) and output:
-        output = output[0]
-    output = getattr(output, "hidden_states", output)
-    return output if isinstance(output, torch.Tensor) and output.ndim > 1 else None
+    first: object = output[0] if isinstance(output, tuple | list) and output else output
+    features = getattr(first, "hidden_states", first)
+    return features if isinstance(features, torch.Tensor) and features.ndim > 1 else None
 
 
 PRE_LOGITS = "pre_logits"
@@ -76,7 +76,8 @@ def call_model(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> A
 
 def refuse_dense(model: nn.Module) -> None:
     """Raise a UserError for a segmentation or detection model where features of a whole image are needed."""
-    if (task := get_dense_task(model)) is not None:
+    task = get_dense_task(model)
+    if task is not None:
         raise UserError(
             f"{type(model).__name__} is a {task} model, which has no features of the whole image; give the "
             "classifier or pre-trained model that it was made from"
@@ -106,8 +107,13 @@ def compute_pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeatu
         output = call_model(encoder, pixel_values)
         pooled = getattr(output, "pooler_output", None)
         return pool(model, output.last_hidden_state) if pooled is None else pooled.flatten(1)
+    head_input = _record_head_input(model, encoder, pixel_values)
+    return head_input.mean(dim=1) if head_input.ndim == 3 else head_input.flatten(1)  # mean over the tokens
 
-    # Hooks record the input of the first module that runs after the encoder, which need not be defined first.
+
+def _record_head_input(model: nn.Module, encoder: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
+    """Run the model, and return the input of the first module that runs after the encoder."""
+    # Hooks, because this module need not be defined first.
     inputs: list[torch.Tensor] = []
 
     def record_input(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
@@ -124,7 +130,7 @@ def compute_pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeatu
             f"{type(model).__name__} has no module after its encoder, so its features cannot be read; give "
             "only its encoder"
         )
-    return inputs[0].mean(dim=1) if inputs[0].ndim == 3 else inputs[0].flatten(1)
+    return inputs[0]
 
 
 FEATURES = ("class", "mean", "class+mean", "patches")
@@ -169,7 +175,8 @@ def refuse_features(model: nn.Module, choice: FeatureChoice) -> None:
             f"--features {kind} needs a model of hf_vit, but this is a {type(model).__name__}; convert it "
             "first with hf-vit convert"
         )
-    if layers > (count := model.config.num_stages):
+    count = model.config.num_stages
+    if layers > count:
         raise UserError(f"--layers {layers} does not fit a model with {count} layers; give 1 to {count}")
     if "class" in kind and not getattr(model.config, "has_class_token", False):
         raise UserError(f"--features {kind} needs a class token, which this model does not have; use --features mean")
@@ -224,7 +231,8 @@ def compute_depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict
     def receive(name: str, features: torch.Tensor) -> None:
         if features.ndim > 2 and len(features) == len(pixel_values):
             runs[name] = runs.get(name, 0) + 1
-            pooled[name if runs[name] == 1 else f"{name} ({runs[name]})"] = pool(model, features, num_patches)
+            key = name if runs[name] == 1 else f"{name} ({runs[name]})"
+            pooled[key] = pool(model, features, num_patches)
 
     with watch_layers(model, receive):
         last = compute_pre_logits(model, pixel_values)
@@ -241,7 +249,8 @@ def pool(model: nn.Module, features: torch.Tensor, num_patches: int | None = Non
         return features.mean(dim=(1, 2) if is_channels_last(model) else (2, 3))
     if features.shape[1] == num_patches:
         return features.mean(dim=1)
-    if (token := find_class_token(model)) is not None:
+    token = find_class_token(model)
+    if token is not None:
         return features[:, token]
     config: Any = getattr(model, "config", None)
     is_ours = hasattr(config, "num_special_tokens")

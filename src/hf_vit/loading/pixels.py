@@ -136,9 +136,8 @@ def keep_image_sizes(loaded: LoadedModel, max_num_patches: int) -> LoadedModel:
     patch = model.config.patch_stride
 
     def prepare(images: "Sequence[Image]") -> Any:
-        return pad_to_patches(
-            [_prepare_image(image, loaded.processor, patch, max_num_patches) for image in images], patch
-        )
+        prepared = [_prepare_image(image, loaded.processor, patch, max_num_patches) for image in images]
+        return pad_to_patches(prepared, patch)
 
     return replace(loaded, model=without_padding(loaded.model), prepare=prepare)
 
@@ -168,12 +167,15 @@ def find_max_patches(loaded: LoadedModel) -> int | None:
 
 def fit_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
     """Return the patch grid (h, w) to which an image of `size` (height, width) px is resized."""
-    h, w = (max(1, round(side / px)) for side, px in zip(size, patch, strict=True))
-    if h * w > max_num_patches:
-        scale = math.sqrt(max_num_patches * patch[0] * patch[1] / (size[0] * size[1]))
-        h, w = (max(1, int(side * scale / px)) for side, px in zip(size, patch, strict=True))
-        h, w = min(h, max_num_patches // w or 1), min(w, max_num_patches // h or 1)
-    return h, w
+    (height, width), (patch_height, patch_width) = size, patch
+    h, w = max(1, round(height / patch_height)), max(1, round(width / patch_width))
+    if h * w <= max_num_patches:
+        return h, w
+    # Both sides are reduced to the area of the patches, and rounded down.
+    scale = math.sqrt(max_num_patches * patch_height * patch_width / (height * width))
+    h, w = max(1, int(height * scale / patch_height)), max(1, int(width * scale / patch_width))
+    # A long narrow image, whose short side was rounded up to 1 patch, may still have too many.
+    return min(h, max_num_patches // w or 1), min(w, max_num_patches // h or 1)
 
 
 def _prepare_image(image: "Image", processor: Any, patch: tuple[int, int], max_num_patches: int) -> torch.Tensor:

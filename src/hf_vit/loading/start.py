@@ -102,14 +102,16 @@ def build_classifier(
         "id2label": dict(enumerate(label_names)),
         "label2id": {name: index for index, name in enumerate(label_names)},
         "problem_type": None,
-        **({"representation_size": None} if rows is None and hasattr(source.config, "representation_size") else {}),
-        **fields,
-        **_make_rate_fields(source, dropout, drop_path),
     }
+    if rows is None and hasattr(source.config, "representation_size"):
+        changes["representation_size"] = None
+    changes |= fields | _make_rate_fields(source, dropout, drop_path)
     if rows is None:
         new_heads = _HEADS
+    elif getattr(source.config, "has_distillation_head", False):
+        new_heads = ()
     else:  # a distillation token may be new in a checkpoint whose head is kept
-        new_heads = () if getattr(source.config, "has_distillation_head", False) else ("distillation_classifier",)
+        new_heads = ("distillation_classifier",)
     model = _build(source, "classification", changes, image_size, new=new_heads)
     for name in _HEADS:
         head = getattr(model, name, None)
@@ -173,13 +175,19 @@ def find_backbone(model: nn.Module) -> HfBaseBackbone:
 
 def _make_rate_fields(source: Source, dropout: float | None, drop_path: float | None) -> dict[str, float]:
     """Return the given rates as fields of the configuration; raise UserError if a family cannot have one above 0."""
-    rates = {"hidden_dropout_prob": ("dropout", dropout), "drop_path_rate": ("drop path", drop_path)}
-    supported_rates = {field: value for field, (_, value) in rates.items() if hasattr(source.config, field)}
-    if unsupported_rates := [name for field, (name, value) in rates.items() if field not in supported_rates and value]:
-        raise UserError(
-            f"{source.name} has no {' and '.join(unsupported_rates)}; set it to 0, or choose a recipe without it"
-        )
-    return {field: value for field, value in supported_rates.items() if value is not None}
+    fields: dict[str, float] = {}
+    unsupported: list[str] = []
+    for field, name, rate in (
+        ("hidden_dropout_prob", "dropout", dropout),
+        ("drop_path_rate", "drop path", drop_path),
+    ):
+        if rate is not None and hasattr(source.config, field):
+            fields[field] = rate
+        elif rate:
+            unsupported.append(name)
+    if unsupported:
+        raise UserError(f"{source.name} has no {' and '.join(unsupported)}; set it to 0, or choose a recipe without it")
+    return fields
 
 
 def _build(
@@ -224,20 +232,18 @@ def choose_image_size(
     nominal = as_pair(source.config.image_size)
     prepared = _find_prepared_size(source)
     size = requested or recommended or prepared or nominal
-    notes = list[str]()
+    notes: list[str] = []
     family = find_family(source.config.model_type)
     is_patched = family is not None and family.is_vit
-    rest = [side % step if is_patched else 0 for side, step in zip(size, stride, strict=True)]
-    whole = size[0] - rest[0], size[1] - rest[1]
-    if any(rest) and min(whole) > 0:
+    whole = (size[0] // stride[0] * stride[0], size[1] // stride[1] * stride[1]) if is_patched else size
+    if whole != size and min(whole) > 0:
         if requested is None and size == recommended:
             notes.append(f"the recipe's images of {_px(size)} become {_px(whole)}, whole patches of {_px(stride)}")
             size = whole
         else:
             notes.append(
-                f"images of {_px(size)} do not divide into whole patches of {_px(stride)}, so "
-                "the model ignores the rest; "
-                f"--image-size {whole[0]}x{whole[1]} fits"
+                f"images of {_px(size)} do not divide into whole patches of {_px(stride)}, so the model ignores the "
+                f"rest; --image-size {whole[0]}x{whole[1]} fits"
             )
     if requested is None and recommended is None and prepared not in (None, nominal):
         notes.append(
@@ -260,10 +266,11 @@ def _find_prepared_size(source: Source) -> tuple[int, int] | None:
     size = stored.get("crop_size") if stored.get("do_center_crop") else stored.get("size")
     if isinstance(size, int):
         return size, size
-    sides = (size.get("height"), size.get("width")) if isinstance(size, Mapping) else ()
-    return (
-        cast("tuple[int, int]", sides) if sides and all(isinstance(side, int) and side > 0 for side in sides) else None
-    )
+    if not isinstance(size, Mapping):
+        return None
+    height, width = size.get("height"), size.get("width")
+    is_fixed = isinstance(height, int) and isinstance(width, int) and min(height, width) > 0
+    return (height, width) if is_fixed else None
 
 
 def _px(size: Any) -> str:
@@ -289,16 +296,19 @@ def build_processor(source: Source, config: PreTrainedConfig, own_shapes: bool =
                 stored_settings = ViTImageProcessor.get_image_processor_dict(cast(Path, source.path))[0]
             except OSError:
                 return make_processor(config)
-        names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
-        max_num_patches = stored_settings.get("max_num_patches") if own_shapes else None
-        patch_limit = {} if max_num_patches is None else {"max_num_patches": max_num_patches}
         # Only these fields scale pixels; the others (size, crop) do not fit the new model.
-        scaling = ViTImageProcessor(
-            **{name: stored_settings[name] for name in names if stored_settings.get(name) is not None}
-        )
+        names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
+        stored_scaling = {name: stored_settings[name] for name in names if stored_settings.get(name) is not None}
+        scaling = ViTImageProcessor(**stored_scaling)
         factor, means, stds = get_pixel_scale(scaling, config.num_channels)
-        means, stds = [mean / (255 * factor) for mean in means], [std / (255 * factor) for std in stds]
-        processor = make_processor(config, image_mean=means, image_std=stds, resample=scaling.resample, **patch_limit)
+        settings: dict[str, Any] = {
+            "image_mean": [mean / (255 * factor) for mean in means],
+            "image_std": [std / (255 * factor) for std in stds],
+            "resample": scaling.resample,
+        }
+        if own_shapes and stored_settings.get("max_num_patches") is not None:
+            settings["max_num_patches"] = stored_settings["max_num_patches"]
+        processor = make_processor(config, **settings)
         processor(images=Image.new("RGB", (64, 64)), return_tensors="pt")  # raises now if a value cannot be used
     return processor
 
@@ -311,6 +321,7 @@ def _load(
     if source.dense_head is not None:
         state = find_backbone(load_dense_model(source)).state_dict()
     # transformers would report the head that is replaced on purpose; all other misfits raise an error below.
+    weights: dict[str, Any] = {} if state is None else {"state_dict": state}
     with quiet_transformers(), explain_load_errors(source.name):
         model, report = model_class.from_pretrained(
             source.path if state is None else None,
@@ -318,14 +329,13 @@ def _load(
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            **({} if state is None else {"state_dict": state}),
+            **weights,
             **sizes,
         )
-    if source.door == "masked_prediction":
-        new = (*new, *_POOLER)
+    allowed = (*new, *_POOLER) if source.door == "masked_prediction" else new
     mismatched_keys = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
-    missing = {key for key in report["missing_keys"] if not key.endswith(_COUNTER)}
-    misfits = sorted(key for key in {*missing, *mismatched_keys} if not key.startswith(new))
+    missing_keys = {key for key in report["missing_keys"] if not key.endswith(_COUNTER)}
+    misfits = sorted(key for key in {*missing_keys, *mismatched_keys} if not key.startswith(allowed))
     if misfits:
         keys = shorten_list(misfits, 3)
         raise UserError(
