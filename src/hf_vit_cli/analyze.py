@@ -1,13 +1,13 @@
 """`hf-vit analyze`."""
 
-from functools import partial
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import describe_progress, format_command, handle_interrupt, print_safely
+from hf_vit_cli.command import collect_options, describe_progress, format_command, handle_interrupt, print_safely
 from hf_vit_cli.options import arg, opt
 
 
@@ -39,6 +39,7 @@ def analyze(
     **shared: Any,
 ) -> None:
     """Analyze a model: attention, filters, positions, CKA, inductive biases; as JSON, plots and HTML."""
+    values = collect_options(locals(), "model", "images", "output", "streaming")
     from hf_vit.analysis import AnalysisSettings, analyze_stages, stage_folders
     from hf_vit.analysis import analyze as run_analyses
     from hf_vit.data import load_data
@@ -46,32 +47,17 @@ def analyze(
 
     if picture_format not in ("png", "svg"):
         raise UserError(f"--picture-format {picture_format} is unknown; use png or svg")
-    settings = AnalysisSettings(
-        num_images=num_images,
-        batch_size=batch_size,
-        num_pictures=num_pictures,
-        rollout_identity=rollout_identity,
-        cka_batch_size=cka_batch_size,
-        seed=seed,
-    )
+    settings = {field.name: values.pop(field.name) for field in fields(AnalysisSettings)}
+    values["settings"] = AnalysisSettings(**settings)
     has_stages = bool(stage_folders(model))
-    run_analysis: Any = partial(
-        analyze_stages if has_stages else partial(run_analyses, command=format_command(context)),
-        only=only,
-        against=against,
-        cue_conflict=cue_conflict,
-        class_map=class_map,
-        settings=settings,
-        split=split,
-        picture_format=picture_format,
-        report=print_safely,
-        **shared,
-    )
+    run_analysis: Any = analyze_stages if has_stages else run_analyses
+    if not has_stages:  # stages are not recorded in the facts of one model
+        values["command"] = format_command(context)
     with handle_interrupt(lambda: describe_progress(output)):
         source: object = images
         if streaming and images is not None:
             source = load_data(images, streaming=True, skip_bad_images=True)
-        run = run_analysis(model, source, output)
+        run = run_analysis(model, source, output, **values, report=print_safely)
     if has_stages:
         print_safely(f"report in {output / 'report.html'}")
         return

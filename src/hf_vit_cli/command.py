@@ -213,10 +213,8 @@ def _replace_old_name(word: str) -> str:
     if name not in _RENAMED_OPTIONS:
         return word
     warnings.warn(
-        (
-            f"the option {name} is now {_RENAMED_OPTIONS[name]}; use the new name, as the old one "
-            "will be removed in version 0.4"
-        ),
+        f"the option {name} is now {_RENAMED_OPTIONS[name]}; use the new name, as the old one "
+        "will be removed in version 0.4",
         FutureWarning,
         stacklevel=2,
     )

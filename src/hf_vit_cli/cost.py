@@ -49,10 +49,8 @@ def cost(
     precision: str | None = opt(None, "Precision: fp32 or bf16. Default: fp32.", panel=_MEMORY),
     mode: str = opt(
         "flops",
-        (
-            "What to estimate: flops, memory, the price of training the paper's L/16 or H/14 (blog or corrected), or "
-            "tpu, this machine compared with TPUs."
-        ),
+        "What to estimate: flops, memory, the price of training the paper's L/16 or H/14 (blog or corrected), or "
+        "tpu, this machine compared with TPUs.",
     ),
     as_json: bool = opt(False, "Print JSON.", "--json"),
 ) -> None:

@@ -22,10 +22,8 @@ def embed(
     top: int = opt(5, "With --predictions: number of classes per image.", min=1),
     num_processes: int | None = opt(
         None,
-        (
-            "Number of processes; each loads the model, on its own GPU if there are several. Default: 1, with Ray "
-            "one per GPU."
-        ),
+        "Number of processes; each loads the model, on its own GPU if there are several. Default: 1, with Ray "
+        "one per GPU.",
         min=1,
     ),
     rows_per_file: int = opt(4096, "Images per parquet file; from a stream, every shard becomes one file.", min=1),

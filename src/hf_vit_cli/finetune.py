@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import CONFIG, format_command, handle_interrupt, print_safely, print_table, print_tables
+from hf_vit_cli.command import (
+    CONFIG,
+    collect_options,
+    format_command,
+    handle_interrupt,
+    print_safely,
+    print_table,
+    print_tables,
+)
 from hf_vit_cli.cost import make_measured_rows, measure_rate
 from hf_vit_cli.options import opt
 from hf_vit_settings import (
@@ -80,30 +88,17 @@ def finetune(
     **shared: Any,
 ) -> None:
     """Train a model on labels, masks or boxes: fine-tune a checkpoint, or a variant from scratch."""
+    values = collect_options(locals(), "config", "teacher", "unlabeled", "sweep_rates")
     from hf_vit.training import finetune as run
     from hf_vit.training.processes import is_main
     from hf_vit.training.run import describe_resume
 
-    shared["image_size"] = options.parse_size(shared["image_size"])
-    distillation, self_training = parse_teaching(teacher, unlabeled, shared)
+    values["image_size"] = options.parse_size(values["image_size"])
+    values["distillation"], values["self_training"] = parse_teaching(teacher, unlabeled, values)
+    if sweep_rates is not None:
+        values["lr_sweep"] = parse_rates(sweep_rates)
     with handle_interrupt(lambda: describe_resume(output)):
-        result = run(
-            model,
-            data,
-            output,
-            task=task,
-            head=head,
-            head_width=head_width,
-            recipe=recipe,
-            distillation=distillation,
-            self_training=self_training,
-            lr_sweep=lr_sweep if sweep_rates is None else parse_rates(sweep_rates),
-            runner=runner,
-            address=address,
-            command=format_command(context),
-            report=print_safely,
-            **shared,
-        )
+        result = run(**values, command=format_command(context), report=print_safely)
     if not is_main():
         return
     print_result(result)

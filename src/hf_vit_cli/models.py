@@ -11,10 +11,8 @@ from hf_vit_cli.options import arg, opt
 def models(
     places: list[str] | None = arg(
         None,
-        (
-            "Where to look: folders of models, Hub users or organizations, or the word papers for the "
-            "papers' variants. Default: papers."
-        ),
+        "Where to look: folders of models, Hub users or organizations, or the word papers for the "
+        "papers' variants. Default: papers.",
     ),
     search: str | None = opt(None, "Only list models whose name contains this text."),
     family: str | None = opt(

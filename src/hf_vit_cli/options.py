@@ -84,10 +84,8 @@ SHARED: dict[str, tuple[Any, Any]] = {
         bool,
         opt(
             False,
-            (
-                "Decode JPEG files at the smallest scale that covers the model's input size: faster, but pixels "
-                "differ slightly."
-            ),
+            "Decode JPEG files at the smallest scale that covers the model's input size: faster, but pixels "
+            "differ slightly.",
             "--draft",
         ),
     ),

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import CONFIG, format_command, handle_interrupt, print_safely
+from hf_vit_cli.command import CONFIG, collect_options, format_command, handle_interrupt, print_safely
 from hf_vit_cli.options import opt
 from hf_vit_settings import (
     AUGMENTATION_FIELDS,
@@ -58,31 +58,18 @@ def pretrain(
     **shared: Any,
 ) -> None:
     """Pre-train without labels; hf-vit finetune --model OUTPUT continues from there."""
+    values = collect_options(locals(), "config", "mask_rate", "mask_share", "swap_share")
     from hf_vit.training import pretrain as run
     from hf_vit.training.processes import is_main
     from hf_vit.training.run import describe_resume
     from hf_vit.training.tasks.patch_prediction import RandomMasking
 
-    shared["image_size"] = options.parse_size(shared["image_size"])
-    contrastive_options = {name: shared.pop(get_option_name(field)) for name, field in CONTRASTIVE_FIELDS.items()}
+    values["image_size"] = options.parse_size(values["image_size"])
+    values["masking"] = RandomMasking(mask_rate, mask_share, swap_share)
+    contrastive_options = {name: values.pop(get_option_name(field)) for name, field in CONTRASTIVE_FIELDS.items()}
+    values["contrastive"] = ContrastiveOptions(**contrastive_options)
     with handle_interrupt(lambda: describe_resume(output)):
-        result = run(
-            model,
-            data,
-            output,
-            objective=objective,
-            recipe=recipe,
-            target=target,
-            masking=RandomMasking(mask_rate, mask_share, swap_share),
-            static_masks=static_masks,
-            contrastive=ContrastiveOptions(**contrastive_options),
-            class_token=class_token,
-            num_hidden_groups=num_hidden_groups,
-            causal=causal,
-            command=format_command(context),
-            report=print_safely,
-            **shared,
-        )
+        result = run(**values, command=format_command(context), report=print_safely)
     if not is_main():
         return
     loss = "not evaluated" if result.validation_loss is None else f"{result.validation_loss:.4f}"

@@ -28,19 +28,14 @@ def soup(
 ) -> None:
     """Average the weights of fine-tuned models into one (arXiv 2203.05482)."""
     values = collect_options(locals())
+    from hf_vit.evaluation.protocols.frame import percent
     from hf_vit.training.soups import make_soup
 
     result = make_soup(**values, command=format_command(context), report=print_safely)
     rows = [
-        (model.name, _format_percent(model.accuracy), "used" if model.is_in else "not used")
-        for model in result.ingredients
+        (model.name, percent(model.accuracy), "used" if model.is_in else "not used") for model in result.ingredients
     ]
-    print_table([*rows, None, ("soup", _format_percent(result.accuracy), "")], "ingredient", "validation accuracy", "")
+    print_table([*rows, None, ("soup", percent(result.accuracy), "")], "ingredient", "validation accuracy", "")
     if result.test is not None:
         print_safely(f"test accuracy of the soup: {result.test.top1:.2%} of {result.test.num_images:,} images")
     print_safely(f"saved in {result.folder}: model, processor, facts.json, README.md")
-
-
-def _format_percent(value: float | None) -> str:
-    """Return a fraction as a percentage; "-" for None."""
-    return "-" if value is None else f"{value:.2%}"

@@ -83,10 +83,8 @@ class AugmentationConfig:
     mixup_alpha: float = _augmentation(0.0, "Beta parameter of mixup (arXiv 1710.09412), such as 0.2; 0 turns it off.")
     cutmix_alpha: float = _augmentation(
         0.0,
-        (
-            "Beta parameter of cutmix (arXiv 1905.04899), such as 1; 0 turns it off. With mixup, each batch "
-            "gets one of the two."
-        ),
+        "Beta parameter of cutmix (arXiv 1905.04899), such as 1; 0 turns it off. With mixup, each batch "
+        "gets one of the two.",
     )
     shift_px: float = _augmentation(
         0, "Largest random shift in pixels; with a whole number, images shift by whole pixels."
@@ -106,10 +104,8 @@ class AugmentationConfig:
     )
     scale_jitter: tuple[float, float] | None = _augmentation(
         None,
-        (
-            "For segmentation and detection: smallest and largest scale before a random crop (arXiv "
-            "2012.07177); 0 0 turns it off."
-        ),
+        "For segmentation and detection: smallest and largest scale before a random crop (arXiv "
+        "2012.07177); 0 0 turns it off.",
     )
 
     def __post_init__(self) -> None:
@@ -195,10 +191,7 @@ class Recipe:
     warmup: float = _optimization(0.0, "Length of the warm-up: steps, or a share of all steps if below 1.", at_least=0)
     cooldown: float = _optimization(
         0.2,
-        (
-            "Length of the decay at the end of warmup_stable_decay (1 - sqrt): steps, or a share of all "
-            "steps if below 1."
-        ),
+        "Length of the decay at the end of warmup_stable_decay (1 - sqrt): steps, or a share of all steps if below 1.",
         above=0,
     )
     min_learning_rate: float = _optimization(
@@ -405,10 +398,7 @@ class FinetuneOptions:
     num_workers: int = setting(0, "Number of data loading processes.", at_least=0)
     streaming: bool = _run(
         False,
-        (
-            "Read the data while training instead of loading it first; needs --steps unless the number of "
-            "images is known."
-        ),
+        "Read the data while training instead of loading it first; needs --steps unless the number of images is known.",
     )
     skip_bad_images: bool = _run(
         False, "Skip unreadable images, and training images smaller than a patch, instead of stopping."
@@ -421,10 +411,7 @@ class FinetuneOptions:
     image_column: str | None = _run(None, "Column of a table or list that holds the images or their file names.")
     label_column: str | None = _run(
         None,
-        (
-            "Column with the classes, masks or objects; for multi-label data several columns of 0 and 1, "
-            "such as cat,dog."
-        ),
+        "Column with the classes, masks or objects; for multi-label data several columns of 0 and 1, such as cat,dog.",
     )
     device: str | None = setting(None, "torch device, such as cpu or cuda:1. Default: a GPU if there is one.")
     process_timeout: int = _run(1800, "Seconds to wait for the other processes of a distributed run before it stops.")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 from hf_vit.data.files import IMAGE_SUFFIXES, Parts, count_suffixes, is_image, note_ignored_files, walk
 from hf_vit.data.idx import group_idx_files, is_mapping_name, list_companions, parse_idx_name
@@ -255,27 +255,18 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
         if kind == "idx":
             return _make_idx_source(paths, name, source)
         return DataSource(kind, name, files=_group_by_split(zip(paths, data_files, strict=True)))
-    images: list[Parts] = []
-    other_files: list[str] = []
-    for parts in files:
-        if _has_image_name(parts):
-            images.append(parts)
-        else:
-            other_files.append(parts[-1])
+    images = list(filter(_has_image_name, files))
+    others = [] if len(images) == len(files) else [parts[-1] for parts in files if not _has_image_name(parts)]
     if not images:
-        _refuse_folder_without_images(source, other_files)
+        if any(other.endswith(".arrow") for other in others):
+            raise UserError(
+                f"'{source}' was written by save_to_disk, which hf_vit does not read; write parquet files with "
+                "dataset.to_parquet(FILE)"
+            )
+        contents = f"no images (only {count_suffixes(others)})" if files else "no files"
+        raise UserError(f"'{source}' holds {contents}; give one folder of images per class, parquet files or tar files")
     layout, notes = _group_by_split_and_class(root, source, images, folders)
-    return DataSource("folder", name, folder=layout, notes=[*note_ignored_files(other_files, name), *notes])
-
-
-def _refuse_folder_without_images(source: str, file_names: Sequence[str]) -> NoReturn:
-    if any(name.endswith(".arrow") for name in file_names):
-        raise UserError(
-            f"'{source}' was written by save_to_disk, which hf_vit does not read; write parquet files with "
-            "dataset.to_parquet(FILE)"
-        )
-    contents = f"no images (only {count_suffixes(file_names)})" if file_names else "no files"
-    raise UserError(f"'{source}' holds {contents}; give one folder of images per class, parquet files or tar files")
+    return DataSource("folder", name, folder=layout, notes=[*note_ignored_files(others, name), *notes])
 
 
 def _group_by_split_and_class(
@@ -294,8 +285,8 @@ def _group_by_split_and_class(
             "split; keep only train, validation and test there, and put the class folders into each of them"
         )
     layout: dict[str, dict[str, list[Path]]] = {}
-    no_prefix: Parts = ()
-    for prefix in sorted({parts[:1] for parts in folders}) if split_folders else [no_prefix]:
+    prefixes: list[Parts] = sorted({parts[:1] for parts in folders}) if split_folders else [()]
+    for prefix in prefixes:
         folder_name = "/".join((source.rstrip("/"), *prefix))
         images_below = [parts for parts in images if parts[: len(prefix)] == prefix]
         num_loose = sum(len(parts) == len(prefix) + 1 for parts in images_below)
