@@ -475,7 +475,7 @@ META = (*HEAP, "--self-training", "meta-pseudo-labels")
         ((*HEAP, "--self-training", "loud"), "= 'loud': Input should be 'noisy-student' or 'meta-pseudo-labels'"),
         ((*HEAP, "--uda-weight", "1"), "uda_weight has no effect with noisy-student"),
         ((*META, "--sam-rho", ".05"), "--sam-rho 0.05 does not work with meta-pseudo-labels"),
-        ((*HEAP, "--mixup-alpha", ".2"), "--mixup-alpha of the recipe noisy-student"),
+        ((*HEAP, "--mixup-alpha", ".2"), "mixup_alpha 0.2 of the recipe noisy-student; add --mixup-alpha 0"),
         ((*HEAP, "--streaming"), "leave --streaming out"),
         (
             (*HEAP, "--data", "digits"),

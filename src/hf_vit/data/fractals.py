@@ -202,6 +202,8 @@ def _render_images(
     """
     walkers = steps = 2 * size
     end_of_bytes = 7 + (_FIRST + steps) * walkers
+    # Of an image's numbers, 0 and 1 vary a coefficient, 2 and 3 mirror it, 4 to 6 set its color, and the last 4 are for
+    # the jitter; those between choose the maps.
     draws = draw_uniforms(keys, end_of_bytes + 4)
     batch = np.arange(len(keys))
     varied_maps = maps.copy()

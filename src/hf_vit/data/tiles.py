@@ -140,17 +140,13 @@ class Tiles:
 
         boxes_of_tiles, at_edge_of_tiles = [], []
         for tile, objects in zip(self.boxes, found, strict=True):
-            boxes_of_tiles.append(objects["boxes"] + objects["boxes"].new_tensor([*tile[:2], *tile[:2]]))
+            left, top, _, _ = tile
+            boxes_of_tiles.append(objects["boxes"] + objects["boxes"].new_tensor([left, top, left, top]))
             at_edge_of_tiles.append(self._is_at_inner_edge(boxes_of_tiles[-1], tile))
         boxes, at_edge = torch.cat(boxes_of_tiles), torch.cat(at_edge_of_tiles)
         scores, labels = (torch.cat([objects[name] for objects in found]) for name in ("scores", "labels"))
-        selected_boxes = batched_nms(boxes, scores, labels, iou_threshold)
-        boxes, scores, labels, at_edge = (
-            boxes[selected_boxes],
-            scores[selected_boxes],
-            labels[selected_boxes],
-            at_edge[selected_boxes],
-        )
+        best = batched_nms(boxes, scores, labels, iou_threshold)
+        boxes, scores, labels, at_edge = (values[best] for values in (boxes, scores, labels, at_edge))
         is_complete = ~(at_edge & _find_parts(boxes, labels))
         return {"boxes": boxes[is_complete], "scores": scores[is_complete], "labels": labels[is_complete]}
 

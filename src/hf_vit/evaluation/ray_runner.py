@@ -401,8 +401,5 @@ def _divide_resources(num_processes: int | None, device: str | None) -> RayRunne
     count = num_processes or (gpus if uses_gpus else machines)
     gpu_share = 1 / math.ceil(count / gpus) if uses_gpus else 0  # more processes than GPUs share them
     return RayRunner(
-        num_processes=count,
-        device=device,
-        gpus=gpu_share,
-        threads=max(1, int(cpus / max(count, machines))),
+        num_processes=count, device=device, gpus=gpu_share, threads=max(1, int(cpus / max(count, machines)))
     )

@@ -177,10 +177,7 @@ def _make_rate_fields(source: Source, dropout: float | None, drop_path: float | 
     """Return the given rates as fields of the configuration; raise UserError if a family cannot have one above 0."""
     fields: dict[str, float] = {}
     unsupported: list[str] = []
-    for field, name, rate in (
-        ("hidden_dropout_prob", "dropout", dropout),
-        ("drop_path_rate", "drop path", drop_path),
-    ):
+    for field, name, rate in (("hidden_dropout_prob", "dropout", dropout), ("drop_path_rate", "drop path", drop_path)):
         if rate is not None and hasattr(source.config, field):
             fields[field] = rate
         elif rate:

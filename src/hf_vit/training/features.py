@@ -112,17 +112,17 @@ def _load_split(run: Run, split: str, transform: Any) -> FeatureImages:
                 transform.set_epoch(0)  # otherwise its keys, which change nothing, would draw from torch's generator
                 images = TransformedImages(table, transform, cache_bytes=0)
             _write(path, key, _compute(run, images, part))
-    return FeatureImages(
-        [_read(path, key, len(part)) for path, part in zip(files, rows, strict=True)], table["label"][:]
-    )
+    features = [_read(path, key, len(part)) for path, part in zip(files, rows, strict=True)]
+    return FeatureImages(features, table["label"][:])
 
 
 def _compute(run: Run, images: TransformedImages, rows: range) -> torch.Tensor:
     """Return the inputs of the heads for some images, [n, D]: the pooled output, then any distillation token."""
     model: Any = run.model
     device = pick_device(run.options.device)
-    features = list[torch.Tensor]()
+    features: list[torch.Tensor] = []
     model.to(device)
+    # Tuples, because `show_progress` counts the last entry of each.
     batches = ((rows[first : first + _BATCH],) for first in range(0, len(rows), _BATCH))
     with evaluation_mode(model), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=run.bf16):
         for (batch,) in show_progress(batches, len(rows), "computing features"):

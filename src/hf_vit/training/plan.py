@@ -174,14 +174,14 @@ def limit_evaluation(run: Run) -> tuple[int, int | None]:
         return evaluations, None
     if "objective" in run.task:  # a pre-training is not tested
         test = 0
-    trained = 3 * run.steps * run.recipe.batch_size
-    if evaluations * validation + test <= max(trained, _FEW_IMAGES):
+    allowed = 3 * run.steps * run.recipe.batch_size  # images that all evaluations together may have
+    if evaluations * validation + test <= max(allowed, _FEW_IMAGES):
         return evaluations, None
     if not run.keeps_evaluations:
-        evaluations = max(1, min(evaluations, (trained - test) // validation))
-    if evaluations * validation + test <= trained:
+        evaluations = max(1, min(evaluations, (allowed - test) // validation))
+    if evaluations * validation + test <= allowed:
         return evaluations, None
-    return evaluations, max(_LEAST_IMAGES, trained // (evaluations + 1))
+    return evaluations, max(_LEAST_IMAGES, allowed // (evaluations + 1))  # the test counts as one more
 
 
 def note_limited_evaluation(run: Run) -> list[str]:
@@ -252,7 +252,8 @@ def choose_attention(run: Run, model: PreTrainedModel) -> None:
 def make_training_arguments(run: Run, **changes: Any) -> TrainingArguments:
     """Return a run's settings as arguments of transformers' Trainer; a task may replace some with `changes`."""
     recipe, options = run.recipe, run.options
-    interval = max(1, -(-run.steps // limit_evaluation(run)[0]))
+    evaluations, _ = limit_evaluation(run)
+    interval = max(1, math.ceil(run.steps / evaluations))
     settings: dict[str, Any] = make_schedule_arguments(run) | dict(
         output_dir=str(run.work),
         max_steps=run.steps,

@@ -113,8 +113,9 @@ def run_job(task: Task[Result], job: Job, report: ReportLine, train: TrainJob) -
             return result
         require_same("training data", start.data.fingerprint)
         result = _complete(task, *train(task, job, start, report))
-        if (remark := task.make_warning(result)) is not None:
-            report(remark)
+        warning = task.make_warning(result)
+        if warning is not None:
+            report(warning)
         return result
 
 

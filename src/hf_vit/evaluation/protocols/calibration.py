@@ -160,7 +160,7 @@ def calibration(
         try:
             examination.require_fit_split(fit_split)
         except UserError as error:
-            raise UserError(f"the temperature cannot be fitted: {error}; add --no-temperature ") from error
+            raise UserError(f"the temperature cannot be fitted: {error}; or add --no-temperature") from error
         batches = list(examination.iterate_logits(fit_split, f"logits of {fit_split}"))
         fit_logits = np.concatenate([logits.double().numpy() for logits, _ in batches])
         fitted = fit_temperature(fit_logits, np.concatenate([labels.numpy() for _, labels in batches]))

@@ -203,7 +203,8 @@ def nearest_neighbors(
         np.add.at(votes, (np.arange(len(classes))[:, None], classes[:, :size]), weights[:, :size])
         return float((votes.argmax(axis=1) == truth).mean())
 
-    plain, weighted = ([accuracy(size, votes) for size in sizes] for votes in (np.ones_like(weights), weights))
+    plain = [accuracy(size, np.ones_like(weights)) for size in sizes]
+    weighted = [accuracy(size, weights) for size in sizes]
     return NeighborsResult(len(truth), sizes, plain, weighted)
 
 
@@ -313,7 +314,8 @@ def few_shot(
         scores = FewShotRegression.fit(train_features, labels[drawn_rows], len(names), l2).scores(test_features)
         return float((scores.argmax(axis=1) == truth).mean())
 
-    return FewShotResult(len(truth), sizes, [[accuracy(rows[:, :size].ravel()) for rows in draws] for size in sizes])
+    accuracies = [[accuracy(drawn[:, :size].ravel()) for drawn in draws] for size in sizes]
+    return FewShotResult(len(truth), sizes, accuracies)
 
 
 def draw_shots(labels: NDArray[np.int64], names: Sequence[str], shots: int, seed: int) -> NDArray[np.int64]:

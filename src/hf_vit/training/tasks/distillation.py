@@ -155,9 +155,9 @@ def distillation_loss(
     settings = options.settings()
     weight = settings["distillation_weight"]
     temperature = settings.get("temperature")
-    class_logits, student_logits = (
-        (outputs.cls_logits, outputs.distillation_logits) if options.uses_token else (outputs.logits, outputs.logits)
-    )
+    class_logits, student_logits = outputs.logits, outputs.logits
+    if options.uses_token:
+        class_logits, student_logits = outputs.cls_logits, outputs.distillation_logits
     label_loss = compute_classification_loss(class_logits, labels, problem_type, num_items_in_batch)
     logits = student_logits if student_logits.dtype == torch.float64 else student_logits.float()
     if temperature is None:
@@ -230,24 +230,23 @@ class Distillation(TaughtTask):
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         """Build the student; raise a UserError if it cannot have the distillation token that the method trains."""
         self.teacher = self.teacher.select_classes(start.data.label_names)
+        if not self.options.uses_token:
+            return build_for_classes(start, recipe)
         source = start.source
-        tokens: dict[str, Any] = (
-            {"use_distillation_token": True, "use_distillation_head": None} if self.options.uses_token else {}
-        )
-        has_token = getattr(source.config, "use_distillation_token", None)
+        has_token = getattr(source.config, "use_distillation_token", None)  # None: the family has no such token
         no_token = UserError(
             f"{source.name} cannot have a distillation token, which --distillation {self.options.kind} "
             "trains; use --distillation logit"
         )
-        if tokens and has_token is None:
+        if has_token is None:
             raise no_token
-        if tokens and source.has_weights and not has_token:
+        if source.has_weights and not has_token:
             raise UserError(
                 f"{source.name} has no distillation token, which --distillation {self.options.kind} trains; use "
                 "--distillation logit, or start from a new model (such as --model B/16) or a distilled checkpoint"
             )
-        student, processor = build_for_classes(start, recipe, **tokens)
-        if tokens and not student.config.has_distillation_head:
+        student, processor = build_for_classes(start, recipe, use_distillation_token=True, use_distillation_head=None)
+        if not student.config.has_distillation_head:
             raise no_token
         return student, processor
 

@@ -37,6 +37,14 @@ from hf_vit_settings import Recipe, SelfTrainingOptions
 
 UNLABELLED, TEACHER_STATE = "unlabelled", "teacher.pt"
 _TEACHER_BATCH = 64  # images per forward pass
+# Settings that do not work with pseudo-labels -> the option that turns them off.
+_TURNED_OFF = {
+    "loss": "--loss ce",
+    "class_weights": "--no-class-weights",
+    "mixup_alpha": "--mixup-alpha 0",
+    "cutmix_alpha": "--cutmix-alpha 0",
+    "repeated_augmentation": "--repeated-augmentation 1",
+}
 _BASELINE_SHARE = 0.01  # weight of a new feedback in the baseline, as in the authors' code
 
 
@@ -136,12 +144,12 @@ class SelfTraining(TaughtTask):
 
     def check(self, recipe: Recipe) -> None:
         """Raise a UserError for settings of the recipe that do not work with pseudo-labels."""
-        names = ("loss", "class_weights", "mixup_alpha", "cutmix_alpha", "repeated_augmentation")
-        if active := find_active_settings(recipe, names):
-            flags = ["--loss bce" if name == "loss" else f"--{name.replace('_', '-')}" for name in active]
+        active = find_active_settings(recipe, tuple(_TURNED_OFF))
+        if active:
+            values = ", ".join(f"{name} {value}" for name, value in active.items())
             raise UserError(
-                f"pseudo-labels do not work with {', '.join(flags)} of the recipe {recipe.name}; turn these "
-                f"settings off, or use --recipe {self.options.kind}"
+                f"pseudo-labels do not work with {values} of the recipe {recipe.name}; add "
+                f"{' '.join(map(_TURNED_OFF.__getitem__, active))}, or use --recipe {self.options.kind}"
             )
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:

@@ -50,9 +50,6 @@ _CLASSIFIER_SETTINGS = (
 )
 
 
-_TRIALS = ("learning_rate_sweep", "tune_trials")  # names in the record, of a sweep and of --tune auto
-
-
 def find_active_settings(recipe: Recipe, names: Sequence[str] = _CLASSIFIER_SETTINGS) -> dict[str, Any]:
     """Return the named settings of a recipe that differ from their defaults."""
     defaults: dict[str, Any] = {field.name: field.default for field in (*fields(Recipe), *fields(AugmentationConfig))}
@@ -311,14 +308,13 @@ class MeasuredTask(Task[FinetuneResult]):
         )
 
     def values(self, run: Run, result: FinetuneResult, shared: dict[str, Any]) -> dict[str, Any]:
-        return {
-            **shared,
-            **({_TRIALS[bool(run.reason)]: [dict(trial) for trial in run.trials]} if run.trials else {}),
-            **({"tune_reason": run.reason} if run.reason else {}),
-            **run.task,
-            "best_step": result.best_step,
-            **{f"validation_{name}": value for name, value in result.validation.items()},
-        }
+        values = dict(shared)
+        if run.trials:
+            values["tune_trials" if run.reason else "learning_rate_sweep"] = [dict(trial) for trial in run.trials]
+        if run.reason:
+            values["tune_reason"] = run.reason
+        scores = {f"validation_{name}": value for name, value in result.validation.items()}
+        return {**values, **run.task, "best_step": result.best_step, **scores}
 
     def write(self, run: Run, result: FinetuneResult, folder: Path) -> None:
         images = _open_test(run, result.model)
@@ -336,7 +332,7 @@ class MeasuredTask(Task[FinetuneResult]):
             test=self.restore_test(evaluation, shared["model"]),
             best_step=values["best_step"],
             chance=values.get("chance_accuracy", 0.0),
-            trials=next((values[name] for name in _TRIALS if name in values), ()),
+            trials=values.get("learning_rate_sweep", values.get("tune_trials", ())),
         )
 
 
