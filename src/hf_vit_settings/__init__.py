@@ -115,31 +115,19 @@ class AugmentationConfig:
         padding = self.random_crop
         policy = self.auto_augment
         scales = self.scale_jitter
+        is_crop = crop is None or 0 < crop[0] <= crop[1] <= 1
+        is_rand = rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30)
+        is_policy = policy is None or re.fullmatch(POLICY, policy)
+        are_scales = scales is None or 0.05 <= scales[0] <= scales[1] <= 10
         for name, is_valid, rule in (
-            (
-                "random_resized_crop",
-                crop is None or 0 < crop[0] <= crop[1] <= 1,
-                "must be two shares, 0 < smallest <= largest <= 1",
-            ),
+            ("random_resized_crop", is_crop, "must be two shares, 0 < smallest <= largest <= 1"),
             ("horizontal_flip", 0 <= self.horizontal_flip <= 1, "must be a probability from 0 to 1"),
-            (
-                "randaugment",
-                rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30),
-                "must be a number of layers and a magnitude from 0 to 30",
-            ),
-            (
-                "auto_augment",
-                policy is None or re.fullmatch(POLICY, policy),
-                "must be a policy of timm, such as rand-m9-mstd0.5-inc1 or 3a",
-            ),
+            ("randaugment", is_rand, "must be a number of layers and a magnitude from 0 to 30"),
+            ("auto_augment", is_policy, "must be a policy of timm, such as rand-m9-mstd0.5-inc1 or 3a"),
             ("random_crop", padding is None or padding >= 0, "must be 0 px or more"),
             ("random_crop", padding is None or crop is None, "cannot be combined with random_resized_crop"),
             ("color_jitter", 0 <= self.color_jitter <= 1, "must be a share from 0 to 1"),
-            (
-                "scale_jitter",
-                scales is None or 0.05 <= scales[0] <= scales[1] <= 10,
-                "must be two scales, 0.05 <= smallest <= largest <= 10",
-            ),
+            ("scale_jitter", are_scales, "must be two scales, 0.05 <= smallest <= largest <= 10"),
             ("scale_jitter", scales is None or crop is None, "cannot be combined with random_resized_crop"),
             ("random_erasing", 0 <= self.random_erasing <= 1, "must be a probability from 0 to 1"),
             ("mixup_alpha", self.mixup_alpha >= 0, "must be 0 (off) or more"),
@@ -274,52 +262,36 @@ class Recipe:
     def __post_init__(self) -> None:
         """Raise a UserError for a value that is out of its range, or for settings that exclude each other."""
         _check(self)
-        rules = (
-            (
-                (self.epochs is None) == (self.steps is None),
-                "the length of the training is missing; give epochs or steps (--epochs or --steps)",
-            ),
-            (
-                self.tune == "lora" and self.average_decay is not None,
-                "--average-decay cannot be combined with --tune lora; leave --average-decay out, or use --tune all",
-            ),
-            (
-                self.min_learning_rate and self.schedule not in ("cosine", "warmup_stable_decay"),
-                (
-                    f"the schedule {self.schedule} ends at a learning rate of 0, but min_learning_rate is "
-                    f"{self.min_learning_rate:g}; use --min-learning-rate 0, or --schedule cosine"
-                ),
-            ),
-            (
-                self.min_learning_rate > self.learning_rate,
-                (
-                    f"min_learning_rate {self.min_learning_rate:g} is above the learning rate {self.learning_rate:g}; "
-                    "choose a smaller --min-learning-rate"
-                ),
-            ),
-            (
-                self.bce_threshold is not None and self.loss != "bce",
-                "--bce-threshold only works with --loss bce; leave --bce-threshold out, or use --loss bce",
-            ),
-            (
-                self.sam_micro_batches and not self.sam_rho,
-                "--sam-micro-batches only works with --sam-rho; add --sam-rho, or leave --sam-micro-batches out",
-            ),
-            (
-                self.class_weights and self.loss == "bce",
-                "--class-weights only works with --loss ce; leave --class-weights out, or use --loss ce",
-            ),
-            (
-                self.class_weights and self.balanced_sampling,
-                (
-                    "--class-weights and --balanced-sampling both balance classes and cannot be combined; use only "
-                    "one of them"
-                ),
-            ),
-        )
-        for is_violated, reason in rules:
-            if is_violated:
-                raise UserError(f"{reason}; see hf-vit finetune --help")
+        problem = ""
+        if (self.epochs is None) == (self.steps is None):
+            problem = "the length of the training is missing; give epochs or steps (--epochs or --steps)"
+        elif self.tune == "lora" and self.average_decay is not None:
+            problem = (
+                "--average-decay cannot be combined with --tune lora; leave --average-decay out, or use --tune all"
+            )
+        elif self.min_learning_rate and self.schedule not in ("cosine", "warmup_stable_decay"):
+            problem = (
+                f"the schedule {self.schedule} ends at a learning rate of 0, but min_learning_rate is "
+                f"{self.min_learning_rate:g}; use --min-learning-rate 0, or --schedule cosine"
+            )
+        elif self.min_learning_rate > self.learning_rate:
+            problem = (
+                f"min_learning_rate {self.min_learning_rate:g} is above the learning rate {self.learning_rate:g}; "
+                "choose a smaller --min-learning-rate"
+            )
+        elif self.bce_threshold is not None and self.loss != "bce":
+            problem = "--bce-threshold only works with --loss bce; leave --bce-threshold out, or use --loss bce"
+        elif self.sam_micro_batches and not self.sam_rho:
+            problem = "--sam-micro-batches only works with --sam-rho; add --sam-rho, or leave --sam-micro-batches out"
+        elif self.class_weights and self.loss == "bce":
+            problem = "--class-weights only works with --loss ce; leave --class-weights out, or use --loss ce"
+        elif self.class_weights and self.balanced_sampling:
+            problem = (
+                "--class-weights and --balanced-sampling both balance classes and cannot be combined; use only one of "
+                "them"
+            )
+        if problem:
+            raise UserError(f"{problem}; see hf-vit finetune --help")
 
     def initial_head_bias(self, num_labels: int) -> float:
         """Return the initial value of the head's bias for K = `num_labels` classes.

@@ -156,18 +156,20 @@ def _check_caching(task: Task[Any], job: Job) -> None:
     tune = job.recipe.tune
     augmentation = find_active_settings(job.recipe, [field.name for field in fields(AugmentationConfig)])
     variation = ", ".join(f"{name} {value}" for name, value in augmentation.items())
-    for is_wrong, reason in (
-        (not task.caches_features, "works for classification without a teacher only"),
-        (tune != "head", f"needs a frozen backbone, which --tune {tune} trains; use --tune head"),
-        (job.options.streaming, "needs a table, and a stream is read anew in every epoch; leave --streaming out"),
-        (
-            bool(augmentation),
+    reason = ""
+    if not task.caches_features:
+        reason = "works for classification without a teacher only"
+    elif tune != "head":
+        reason = f"needs a frozen backbone, which --tune {tune} trains; use --tune head"
+    elif job.options.streaming:
+        reason = "needs a table, and a stream is read anew in every epoch; leave --streaming out"
+    elif augmentation:
+        reason = (
             f"needs the same images in every epoch, but the recipe {job.recipe.name} varies them ({variation}); set "
-            "these options to 0 (pairs to 0 0, a policy to none), choose another recipe",
-        ),
-    ):
-        if is_wrong:
-            raise UserError(f"--cache-features {reason}, or leave --cache-features out")
+            "these options to 0 (pairs to 0 0, a policy to none), choose another recipe"
+        )
+    if reason:
+        raise UserError(f"--cache-features {reason}, or leave --cache-features out")
     with suppress(OSError):  # a cache that cannot be written raises UserError; empty folders are removed again
         os.removedirs(cache_folder("features"))
 
