@@ -1,12 +1,20 @@
 """`hf-vit compare`."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import describe_progress, format_command, handle_interrupt, print_safely, print_table
+from hf_vit_cli.command import (
+    collect_options,
+    describe_progress,
+    format_command,
+    handle_interrupt,
+    print_safely,
+    print_table,
+)
 from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
@@ -44,47 +52,31 @@ def compare(
     **shared: Any,
 ) -> None:
     """Compare image classifiers of any library: accuracy, calibration, robustness, FLOPs, speed, memory."""
+    values = collect_options(locals(), "corruption", "epsilon", "robustness")
     from hf_vit.comparison import ComparisonSettings, save_comparison
     from hf_vit.comparison import compare as run_comparison
     from hf_vit.errors import UserError
     from hf_vit.results.facts import Facts
 
-    for option, values in {"--corruption": corruption, "--epsilon": epsilon}.items():
-        if values and not robustness:
-            given = " ".join(map(str, values))
+    for option, chosen in {"--corruption": corruption, "--epsilon": epsilon}.items():
+        if chosen and not robustness:
+            given = " ".join(map(str, chosen))
             raise UserError(f"{option} {given} has no effect with --no-robustness; leave one of them out")
     for model in models:
         if Path(model).is_dir():
             Facts.load(model)  # raises for damaged facts before the work begins
     defaults = ComparisonSettings()
-    seed = shared.pop("seed")
-    settings = ComparisonSettings(
-        corruptions=tuple(corruption or defaults.corruptions) if robustness else (),
-        severity=severity,
-        epsilons=tuple(epsilon or defaults.epsilons) if robustness else (),
-        robustness_images=robustness_images,
-        probe_images=probe_images,
-        batch_size=shared.pop("batch_size"),
-        seed=seed,
-        speed_turns=speed_turns,
-        speed_batch_size=speed_batch_size,
-    )
+    values["corruptions"] = tuple(corruption or defaults.corruptions) if robustness else ()
+    values["epsilons"] = tuple(epsilon or defaults.epsilons) if robustness else ()
+    values["image_size"] = options.parse_size(image_size)
+    settings = ComparisonSettings(**{field.name: values.pop(field.name) for field in fields(ComparisonSettings)})
     with handle_interrupt(lambda: describe_progress(output)):
-        run = run_comparison(
-            models,
-            data,
-            output,
-            probe=probe,
-            settings=settings,
-            image_size=options.parse_size(image_size),
-            report=print_safely,
-            **shared,
-        )
+        run = run_comparison(**values, settings=settings, report=print_safely)
     for note in run.data.notes:
         print_safely(f"note: {note}", err=True)
     if run.data.skipped:
         print_safely(f"skipped {len(run.data.skipped)} unreadable images: {', '.join(run.data.skipped)}")
-    recorded_models = save_comparison(run, command=format_command(context), seed=seed)
+    recorded_models = save_comparison(run, command=format_command(context), seed=settings.seed)
     if recorded_models:
         print_safely(f"recorded in facts.json of {', '.join(recorded_models)}")
     _print_table(run.results, run.speed)

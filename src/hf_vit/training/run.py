@@ -557,9 +557,8 @@ def is_complete(checkpoint: Path) -> bool:
     random_states = list(checkpoint.glob("rng_state*.pth"))
     # Of sharded weights "optimizer.bin" is the full optimizer, and "optimizer_0" has its shards.
     optimizers = [checkpoint / name for name in _OPTIMIZERS if (checkpoint / name).exists()]
-    sharded_weights, sharded_optimizers = (
-        list(checkpoint.glob(name)) for name in ("pytorch_model_fsdp_?", "optimizer_?")
-    )
+    sharded_weights = list(checkpoint.glob("pytorch_model_fsdp_?"))
+    sharded_optimizers = list(checkpoint.glob("optimizer_?"))
     weights = list(checkpoint.glob("*.safetensors"))
     has_all = bool(weights or sharded_weights) and bool(optimizers or sharded_optimizers)
     if not has_all or len(random_states) != num_processes:
