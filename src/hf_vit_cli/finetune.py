@@ -119,20 +119,17 @@ def parse_teaching(
     """
     distillation = _pop(DISTILLATION_FIELDS, values)
     self_training = _pop(SELF_TRAINING_FIELDS, values)
-    self_training_flags = [] if unlabeled is None else ["unlabeled"]
-    self_training_flags += [get_option_name(SELF_TRAINING_FIELDS[name]).replace("_", "-") for name in self_training]
+    distillation_flags = _list_flags(DISTILLATION_FIELDS, distillation)
+    self_training_flags = [] if unlabeled is None else ["--unlabeled"]
+    self_training_flags += _list_flags(SELF_TRAINING_FIELDS, self_training)
     if not self_training_flags:
-        if teacher is None and distillation:
-            raise UserError(
-                "--distillation, --temperature and --distillation-weight only work with --teacher; add "
-                "--teacher, or leave them out"
-            )
+        if teacher is None and distillation_flags:
+            raise UserError(f"{distillation_flags[0]} only works with --teacher; add --teacher, or leave it out")
         return None if teacher is None else DistillationOptions(teacher, **distillation), None
     if teacher is None or unlabeled is None:
-        raise UserError(f"--{self_training_flags[0]} needs --teacher and --unlabeled; add both, or leave it out")
-    if distillation:
-        name = get_option_name(DISTILLATION_FIELDS[next(iter(distillation))]).replace("_", "-")
-        raise UserError(f"--{name} cannot be combined with --unlabeled; leave one of them out")
+        raise UserError(f"{self_training_flags[0]} needs --teacher and --unlabeled; add both, or leave it out")
+    if distillation_flags:
+        raise UserError(f"{distillation_flags[0]} cannot be combined with --unlabeled; leave one of them out")
     return None, SelfTrainingOptions(teacher, unlabeled, **self_training)
 
 
@@ -140,6 +137,11 @@ def _pop(fields: "Mapping[str, Any]", values: dict[str, Any]) -> dict[str, Any]:
     """Remove the options of these fields from `values`, and return those that were given by field name."""
     options = {name: values.pop(get_option_name(field)) for name, field in fields.items()}
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _list_flags(fields: "Mapping[str, Any]", values: "Mapping[str, Any]") -> list[str]:
+    """Return the options that set these values, such as "--distillation-weight"."""
+    return [f"--{get_option_name(fields[name]).replace('_', '-')}" for name in values]
 
 
 def parse_rates(text: str) -> list[float]:

@@ -71,7 +71,7 @@ def refused(command, tmp_path, colours, monkeypatch):
             "a stream gives every image once per epoch",
         ),
         (("--random-crop", "16", "--image-size", "16"), "--random-crop 16 is too large for"),
-        (("--distillation", "soft"), "only work with --teacher"),
+        (("--distillation", "soft"), "--distillation only works with --teacher"),
         (("--teacher", "TINY", "--distillation", "loud"), "distillation = 'loud': Input should be 'hard', 'soft' or"),
         (("--streaming", "--class-weights"), "classes cannot be balanced while streaming; leave --streaming"),
         (("--teacher", "no/such/teacher/here"), "there is no file or folder no/such/teacher/here"),

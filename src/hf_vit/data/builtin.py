@@ -84,8 +84,8 @@ def parse_numbers(name: str, limits: Mapping[str, tuple[int, int]], example: str
         values[match[1]] = int(match[2])
         if not lowest <= values[match[1]] <= highest:
             raise UserError(
-                f"'{name}' sets {match[1]} to {match[2]}, but it must be from {lowest} to {highest}; choose such "
-                "a value"
+                f"'{name}' sets {match[1]} to {match[2]}, but it must be from {lowest} to {highest}; choose a "
+                "value in this range"
             )
     return values
 

@@ -97,7 +97,7 @@ def group_idx_files(paths: Iterable[Path], source: str) -> tuple[dict[str, list[
                 notes += [f"{path.name} was ignored, as {choices[0].name} holds the same split" for path in choices[1:]]
             elif kind == "images":
                 labels = members[split, "labels"][0].name
-                images = labels.replace("labels", "images").replace("idx1", "idx3")
+                images = labels.lower().replace("label", "image").replace("idx1", "idx3")
                 raise UserError(
                     f"'{source}' holds the labels {labels} without images; put {images} into the same folder"
                 )
@@ -247,7 +247,8 @@ def read_idx_split(files: Sequence[Path]) -> "tuple[Dataset, list[Any], list[str
     """Return table, raw labels and class names (None without a table of classes) of one split."""
     labels_file = next((path for path in files[1:] if parse_idx_name(path.name)), None)
     if labels_file is None:
-        raise UserError(f"{files[0].name} has no file of labels; put the file of labels beside it")
+        name = re.sub("images?|patterns", "labels", files[0].name.lower()).replace("idx3", "idx1")
+        raise UserError(f"{files[0].name} has no file of labels; put {name} beside it")
     pixels, labels = read_idx_images(files[0]), read_idx(labels_file)
     if labels.ndim == 2 and labels.shape[1] == _NIST_COLUMNS:
         labels = labels[:, 0]  # the class

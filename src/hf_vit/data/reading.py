@@ -453,11 +453,13 @@ def _read_csv_rows(path: Path) -> Iterator[dict[str, Any]]:
         cells = csv.reader(chain([header_line], file), delimiter=delimiter, skipinitialspace=True, strict=True)
         header = [normalize_name(name) for name in next(cells)]
         if not header:
-            raise ValueError("the file is empty")
+            raise ValueError("the file is empty; write a header, and a row for every image")
         duplicates = {name: _DUPLICATE for name, count in Counter(header).items() if count > 1}
         for number, row in enumerate(filter(any, cells), start=1):  # Excel writes rows of empty cells
             if len(row) != len(header):
-                raise ValueError(f"row {number} has {len(row)} cells, but the header has {len(header)}")
+                raise ValueError(
+                    f"row {number} has {len(row)} cells, but the header has {len(header)}; write one for each column"
+                )
             yield {**dict(zip(header, row, strict=True)), **duplicates}
 
 
@@ -470,7 +472,7 @@ def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
             except json.JSONDecodeError as error:
                 raise ValueError(f"row {number}: {error.msg} at character {error.pos}") from error
             if not isinstance(row, dict):
-                raise ValueError(f"row {number} is not an object {{...}}")
+                raise ValueError(f"row {number} is not an object {{...}}; write one for every image")
             yield row
 
 

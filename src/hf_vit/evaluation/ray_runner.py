@@ -359,7 +359,7 @@ def _connect(address: str) -> None:
         reason = to_one_line(error)
         if "Version mismatch" in reason:
             other = f"the cluster at {address} runs another version ({reason})"
-            raise UserError(f"{other}; install the same version") from error
+            raise UserError(f"{other}; install the versions of the cluster here") from error
         raise UserError(
             f"the Ray cluster at {address} cannot be reached ({reason}); give the HOST:PORT that ray start printed, or "
             "leave --address out to start Ray on this machine"

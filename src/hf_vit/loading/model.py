@@ -383,7 +383,7 @@ def load_models(sources: Sequence[Any], device: str | None = None) -> list[Loade
             paths.append(path.resolve().parts if path.exists() else (str(source),))
     duplicates = sorted({parts[-1] for parts in paths if paths.count(parts) > 1})
     if duplicates:
-        raise UserError(f"{', '.join(duplicates)} was given twice; give every model once")
+        raise UserError(f"{duplicates[0]} was given twice; give every model once")
     return [replace(model, name=name) for model, name in zip(models, _shorten_paths(paths), strict=True)]
 
 

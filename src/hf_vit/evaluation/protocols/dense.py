@@ -340,7 +340,7 @@ def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationRes
     """
     names = require_task(examination, "segmentation", MaskRows.target)
     if len(names) > IGNORED:
-        raise UserError(f"the model has {len(names)} classes, but masks hold at most {IGNORED}; give a smaller model")
+        raise UserError(f"the model has {len(names)} classes, but masks hold at most {IGNORED}; give one with fewer")
     meter = SegmentationMeter(len(names))
     worst_images = Extremes[WorstImage](worst)
     start = time.perf_counter()

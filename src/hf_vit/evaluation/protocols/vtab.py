@@ -419,8 +419,9 @@ def read_kitti(root: Path) -> Parts:
     development kit lists the drive of every frame.
     """
     data = Kitti(root, train=True)
-    if missing := [Path(name).name for name in data.targets if not Path(name).is_file()]:
-        raise ValueError(f"{missing[0]} and {len(missing) - 1:,} other label files are missing")
+    missing = [Path(name).name for name in data.targets if not Path(name).is_file()]
+    if missing:
+        raise ValueError(f"the label file {missing[0]} is missing (missing files: {len(missing):,})")
     pairs: list[tuple[Path, int]] = []
     for row, file in enumerate(data.images):
         image, objects = data[row]

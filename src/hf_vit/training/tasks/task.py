@@ -397,11 +397,12 @@ class PretextTask(Task[PretrainResult]):
         """Draw predictions or embeddings of validation images."""
 
     def check(self, recipe: Recipe) -> None:
-        if active := find_active_settings(recipe):
+        active = find_active_settings(recipe)
+        if active:
             names = [f"loss {recipe.loss}" if name == "loss" else name for name in active]
             raise UserError(
-                f"hf-vit pretrain does not support {', '.join(names)} of the recipe {recipe.name}; turn these "
-                "settings off, or choose another --recipe"
+                f"hf-vit pretrain does not support {', '.join(names)} of the recipe {recipe.name}; choose "
+                f"another --recipe, such as {self.recipe}"
             )
 
     def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> PretrainResult:
