@@ -188,7 +188,6 @@ def embed(
             raise UserError(f"--{option} {number} is too small; give at least 1")
     if draft and (streaming or max_num_patches is not None):
         raise UserError("--draft cannot be combined with --streaming or --max-num-patches; leave --draft out")
-    count = num_processes or 1
     folder = _open_output(data, output)
     named_model = NamedModel(model, max_num_patches)
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
@@ -225,24 +224,31 @@ def embed(
         job = Job.from_data(named_model, images, selected, settings)
         if ray is not None:
             finished_parts = _write_on_ray(replace(ray, model=named_model), job, missing, loaded, folder)
-        elif count > 1:
+        elif num_processes is not None and num_processes > 1:
             del loaded  # every process loads the model
-            finished_parts = _write_in_processes(job, missing, min(count, len(missing)), device, folder)
+            finished_parts = _write_in_processes(job, missing, min(num_processes, len(missing)), device, folder)
         else:
             if missing and settings.engine is not None:
                 make_faster(loaded, settings.engine)
             finished_parts = (job.process(part, loaded, folder) for part in missing)
         done_before = len(parts) - len(missing)
-        skipped: set[str] = set()
-        for number, skipped_in_part in enumerate(finished_parts, start=done_before + 1):
-            skipped.update(skipped_in_part)
-            if report is not None:
-                report(number, len(parts))
+        skipped = _wait_for_parts(finished_parts, done_before, len(parts), report)
         rows = _finish(folder, parts, manifest, time.perf_counter() - start, device)
-    skipped.update(images.skipped)
     names = [part.name for part in parts]
-    location = folder.path or str(folder)
-    return Embedded(location, names, rows, done_before, sorted(skipped), images.notes, settings.engine)
+    all_skipped = sorted(skipped | set(images.skipped))
+    return Embedded(folder.path or str(folder), names, rows, done_before, all_skipped, images.notes, settings.engine)
+
+
+def _wait_for_parts(
+    finished_parts: Iterable[list[str]], done_before: int, total: int, report: Callable[[int, int], None] | None
+) -> set[str]:
+    """Process all parts, report the number of finished ones after each, and return the names of skipped images."""
+    skipped: set[str] = set()
+    for number, skipped_in_part in enumerate(finished_parts, start=done_before + 1):
+        skipped.update(skipped_in_part)
+        if report is not None:
+            report(number, total)
+    return skipped
 
 
 def _open_output(data: str, output: str | Path) -> "OutputFolder":

@@ -152,8 +152,8 @@ def read_and_prepare(
 
     step = max(4, 2 * torch.get_num_threads())
     results: list[Any] = []
-    waiting: list[Any] = []
-    parts: list[Any] = []
+    waiting: list[Any] = []  # images that are read, but not prepared
+    parts: list[Any] = []  # prepared images
     can_join = isinstance(getattr(prepare, "__self__", None), EvalTransform)  # others pad the images of a batch
     while len(results) < len(items):
         start = len(results)

@@ -181,7 +181,9 @@ class ClassificationResult(ProtocolResult):
         distinct = {row["answered"]: row for row in self.thresholds if row["answered"]}.values()
         thresholds = [[percent(value) for value in row.values()] for row in distinct]
         tables = [Table([], rows, judged), Table(["class", "top-1 accuracy"], classes, title)]
-        return [*tables, *([Table(header, thresholds, "by confidence threshold")] if thresholds else [])]
+        if thresholds:
+            tables.append(Table(header, thresholds, "by confidence threshold"))
+        return tables
 
     def figures(self, stem: str, judged: str) -> "dict[str, Figure | None]":
         """Draw the confusion matrix of up to 1,000 classes, and the mistakes if there are any."""
