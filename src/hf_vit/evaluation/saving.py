@@ -62,12 +62,10 @@ def save_protocol(
         _write_document(run, Path(output), name)
     if model_folder is None:
         return None
-    plots = list[str]()  # of the model card
+    card_plots: list[str] = []
     if output is None and may_replace_plots(run.examination, run.protocol, model_folder):
-        recorded = [record.values.get("pictures") for record in Facts.load(model_folder).filter_kind("evaluation")]
-        own_plots = [file for files in recorded if isinstance(files, list | dict) for file in files]
-        plots = _draw_plots(run, model_folder, f"{PICTURE_PREFIX}{name}", own_plots)
-    values = run.result.record(run.protocol, run.settings, plots) | record_engine(run.engine)
+        card_plots = _draw_plots(run, model_folder, f"{PICTURE_PREFIX}{name}", _list_recorded_plots(model_folder))
+    values = run.result.record(run.protocol, run.settings, card_plots) | record_engine(run.engine)
     record = make_record(
         "evaluation",
         values=values | collect_warnings(run.examination, run.protocol, model_folder, run.settings),
@@ -87,6 +85,12 @@ def _write_document(run: ProtocolRun, output: Path, name: str) -> None:
     document = output / f"{name}.json"
     plots = _draw_plots(run, output, name, find_own_plots(document))
     write_atomically(document, _make_document(run, plots))
+
+
+def _list_recorded_plots(folder: Path) -> list[str]:
+    """Return the plots that earlier evaluations wrote beside the weights; a new one may replace them."""
+    recorded: list[Any] = [record.values.get("pictures") for record in Facts.load(folder).filter_kind("evaluation")]
+    return [file for files in recorded if isinstance(files, list | dict) for file in files]
 
 
 def _draw_plots(run: ProtocolRun, folder: Path, stem: str, own_plots: Collection[object] | None) -> list[str]:
