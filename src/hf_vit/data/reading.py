@@ -248,7 +248,7 @@ def _check_files(source: DataSource) -> list[tuple[str, Any]]:
 
 
 def _check_tar(file: IO[bytes], *, is_compressed: bool) -> None:
-    """Raise an error if a tar file is damaged at its begin, or at its end where it can be found without unpacking."""
+    """Raise an error if a tar file is damaged at its beginning or, unless it is compressed, at its end."""
     with tarfile.open(fileobj=file):  # reads the first header
         pass
     if not is_compressed:

@@ -149,15 +149,13 @@ def _make_idx_source(paths: Sequence[Path], name: str, source: str) -> DataSourc
 
 
 def _group_by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
-    """Group files by the split in their file or folder names (train-00000-of-00002.parquet, val/0.tar), else train.
-
-    Where several words name a split, the last one counts, because it is the nearest to the file.
-    """
+    """Group files by the split in their file or folder names (train-00000-of-00002.parquet, val/0.tar), else train."""
     splits: dict[str, list[Path]] = {}
     for path, parts in files:
         words = re.split(r"[^A-Za-z]+", "/".join(parts))
         split_names = [name for name in map(split_name, words) if name]
-        splits.setdefault(split_names[-1] if split_names else "train", []).append(path)
+        split = split_names[-1] if split_names else "train"  # of several the nearest to the end of the path
+        splits.setdefault(split, []).append(path)
     return {split: sorted(paths) for split, paths in splits.items()}
 
 

@@ -63,15 +63,12 @@ def split_stratified(
 
 
 def _divide_proportionally(weights: Sequence[int], total: int, room: Sequence[int]) -> list[int]:
-    """Divide `total` in proportion to `weights`, with at least 1 and at most room - 1 for each weight.
-
-    The sum is lower than `total` without enough room, and higher with more weights than `total`.
-    """
+    """Divide `total` in proportion to `weights`, with at least 1 and at most room - 1 for each weight."""
     ideal = [weight * total / sum(weights) for weight in weights]
     counts = [min(max(1, int(share)), space - 1) for share, space in zip(ideal, room, strict=True)]
     while sum(counts) < total:  # the largest remainder gets one more
         candidates = [index for index, space in enumerate(room) if counts[index] < space - 1]
-        if not candidates:
+        if not candidates:  # there is not enough room
             break
         best = max(candidates, key=lambda index: (ideal[index] - counts[index], -index))
         counts[best] += 1

@@ -675,13 +675,10 @@ def _open_task(task: Task, root: Path, seed: int) -> ImageData:
 
 
 def _draw_rows(parts: Parts, seed: int) -> dict[str, list[int]]:
-    """Draw the rows of training and validation, and list those of the test; fewer if a part has too few images.
-
-    Without images of its own, validation has other rows of the training images.
-    """
+    """Draw the rows of training and validation, and list those of the test; fewer if a part has too few images."""
     generator = np.random.default_rng(seed)
     train_rows = generator.permutation(len(parts.train)).tolist()
-    if parts.validation is None:
+    if parts.validation is None:  # it gets other rows of the training images
         validation_rows = train_rows[TRAIN : TRAIN + VALIDATION]
     else:
         validation_rows = generator.permutation(len(parts.validation))[:VALIDATION].tolist()

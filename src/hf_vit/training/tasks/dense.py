@@ -187,14 +187,11 @@ def _make_map_fields(source: Source, head: str) -> dict[str, Any]:
 
 
 def _make_resnet_fields(source: Source, config: HfResNetBaseConfig, head: str) -> dict[str, Any]:
-    """Return the fields of a ResNet, whose stages make the maps; None stands for the last stage alone.
-
-    The linear head, which has no strides, reads all stages.
-    """
+    """Return the fields of a ResNet, whose stages make the maps; None stands for the last stage alone."""
     strides = _HEADS[head].strides
     stages = _find_stages(config, strides) or range(1, len(config.stage_depths) + 1)
     _require_maps(source, head, len(stages))
-    reads_several = bool(strides) or head == "linear"
+    reads_several = bool(strides) or head == "linear"  # the linear head, which has no strides, reads all stages
     return {"out_features": [f"stage{stage}" for stage in stages] if reads_several else None}
 
 
