@@ -58,16 +58,10 @@ def evaluate(
     from hf_vit.evaluation import evaluate as measure
     from hf_vit.loading.optimizing import describe_engine
 
-    run = measure(
-        model,
-        data,
-        protocol=protocol,
-        output=output,
-        command=format_command(context),
-        num_images=num_images,
-        **shared,
-        **{name: value for name in _PROTOCOL_OPTIONS if (value := context.params[name]) not in (None, [], ())},
-    )
+    given = {name: context.params[name] for name in _PROTOCOL_OPTIONS}
+    values = {name: value for name, value in given.items() if value not in (None, [], ())}
+    values |= {"protocol": protocol, "output": output, "num_images": num_images, **shared}
+    run = measure(model, data, command=format_command(context), **values)
     for note in run.examination.data.notes:
         print_safely(f"note: {note}", err=True)
     if run.engine is not None:
@@ -78,11 +72,8 @@ def evaluate(
     if folder is not None and record is not None:
         for warning in cast(list[str], record.values.get("warnings", [])):
             print_safely(f"warning: {warning}", err=True)
-        plot_note = (
-            "were not made (add --output DIR)"
-            if output is None and not record.values.get("pictures")
-            else f"are in {output or folder}"
-        )
+        has_plots = output is not None or record.values.get("pictures")
+        plot_note = f"are in {output or folder}" if has_plots else "were not made (add --output DIR)"
         print_safely(f"results recorded in {folder / 'facts.json'}; plots {plot_note}")
     elif output is not None:
         print_safely(f"metrics and plots in {output}")

@@ -171,6 +171,7 @@ def fit_probe(examination: Examination, num_images: int | None = None) -> tuple[
     if len(weights) == 1:  # of two classes scikit-learn has one row, the second class against the first
         weights, biases = np.concatenate([0 * weights, weights]), np.concatenate([0 * biases, biases])
     head = nn.Linear(weights.shape[1], len(examination.data.label_names))
+    # The layer includes the scaler: w ((x - mean) / scale) + b = (w / scale) x + (b - (w / scale) mean).
     with torch.no_grad():
         head.weight.zero_()
         head.bias.fill_(NEVER)

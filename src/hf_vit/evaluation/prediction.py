@@ -251,7 +251,7 @@ def iterate_predictions(
     prepare = loaded.prepare
     if get_dense_task(loaded.model) is not None:
         work = _DensePredictions(batch_size, skip_bad_images, None, threshold, tiles)
-        prepare = list
+        prepare = list  # it prepares the images, or their tiles, itself
     elif loaded.label_sets:
         side = loaded.draft_side if draft else None
         limits = _load_thresholds(loaded, loaded.label_sets[-1])

@@ -57,7 +57,10 @@ def prepare_engine(
         The engine, or None, and Ray with the model to run, or None.
     """
     is_named = isinstance(model, str | os.PathLike)
-    engine = select_engine(loaded, num_images) if optimize and is_named and not (ray and ray.gpus) else None
-    if engine is not None and ray is None:
+    runs_on_gpus = ray is not None and ray.gpus > 0
+    engine = select_engine(loaded, num_images) if optimize and is_named and not runs_on_gpus else None
+    if ray is not None:  # its processes load and optimize the model themselves
+        return engine, replace(ray, model=NamedModel(str(model), max_num_patches, engine))
+    if engine is not None:
         make_faster(loaded, engine)
-    return engine, None if ray is None else replace(ray, model=NamedModel(str(model), max_num_patches, engine))
+    return engine, None

@@ -128,7 +128,8 @@ class DetectionMeter:
         self._image_metric = MeanAveragePrecision(iou_type="bbox", backend="pycocotools", **_NO_SYNC)
         for metric in (self._metric, self._image_metric):
             metric.warn_on_many_detections = False  # COCO's rules use only the best 100 detections of an image
-        self.num_images = self.num_objects = self.num_singles = 0
+        self.num_images = self.num_objects = 0
+        self.num_singles = 0  # objects that are no crowds
 
     def update(self, predicted: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> None:
         """Add the detected and the annotated objects of an image."""
