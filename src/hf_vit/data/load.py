@@ -464,7 +464,7 @@ def _stream_files(source: DataSource, raw: RawTables, options: _Options) -> Imag
         data.fingerprint = hash_states(data.files)
     readers: dict[str, tuple[IterableDataset, StreamReader]] = {}
     for split in (name for name in SPLITS if name in raw_splits or name in missing):
-        is_cut = bool(missing) and (split == "train" or split in missing)
+        is_cut = bool(missing) and (split == "train" or split in missing)  # and read from the training stream
         cut = missing if is_cut else ()
         reader = StreamReader(raw.columns, labels, split, (1, 1), skip, data.skipped, source, cut, options.seed)
         readers[split] = raw_splits["train" if is_cut else split], reader

@@ -144,7 +144,7 @@ def bypass_backbone(model: Any) -> None:
 
     def forward(features: torch.Tensor, **unused: Any) -> BaseModelOutputWithPooling:
         pooled, distilled = features[:, : config.pooled_size], features[:, None, config.pooled_size :]
-        states: Any = distilled.expand(-1, token + 1, -1)
+        states: Any = distilled.expand(-1, token + 1, -1)  # the head reads the last one alone
         return BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=cast(Any, pooled))
 
     model.base_model.forward = forward

@@ -229,7 +229,7 @@ class FewShotRegression:
         design = _make_design(rows, mean, std)
         targets = 2.0 * np.eye(num_classes)[labels] - 1.0
         samples, size = design.shape
-        if samples >= size:
+        if samples >= size:  # both systems have the same solution; the smaller one is solved
             weights = solve(design.T @ design + l2 * np.eye(size), design.T @ targets, assume_a="pos")
         else:
             weights = design.T @ solve(design @ design.T + l2 * np.eye(samples), targets, assume_a="pos")

@@ -385,7 +385,10 @@ class HfViTTrainer(Trainer):
             return super().evaluate(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the weights that would be released; of weights that stay sharded, save the configuration only."""
+        """Save the weights that would be released; of weights that stay sharded, save the configuration only.
+
+        `_internal_call` is set by the Trainer, which saves a checkpoint or the model to push.
+        """
         folder = Path(output_dir or str(self.args.output_dir))
         plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
         stays_sharded = plugin is not None and "SHARDED" in str(plugin.state_dict_type)
