@@ -384,7 +384,7 @@ class Job:
             yield pixel_values, Rows(indices, names, labels, skipped)
 
     def answer(self, pixel_values: "torch.Tensor | BatchFeature | None", rest: Rows, loaded: "LoadedModel") -> "Answer":
-        """Run the model on a batch, and return its rows as a table, or None after the last batch; and skipped images."""
+        """Run the model on a batch, and return its rows as a table (None after the last batch) and skipped images."""
         import pyarrow as pa
         import torch
 

@@ -87,6 +87,7 @@ class RayRunner:
         """Iterate over (number of the part, output of `work.answer`) for every batch of all parts, in order."""
         if not parts:
             return
+        # In a list, so that Ray passes the reference itself, and every process reads its object only once.
         cargo = [ray.put((work, parts, loaded.prepare, os.getcwd()))]
         read = cast(Any, _read)
         actor = [self.model, loaded.fingerprint, self.device, self.threads, get_compared_versions(), cargo]

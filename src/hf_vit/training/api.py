@@ -91,34 +91,26 @@ def finetune(
             which case the model is complete).
     """
     report_line = report_on_main(report)
-    name = _find_task(task, head, head_width, distillation, self_training)
-    job = _make_job(name, model, data, output, recipe, options, command, settings)
-    options = job.options
-    if runner == "ray" and lr_sweep is False:
-        raise UserError("--runner ray runs the trials of --lr-sweep; add --lr-sweep, or leave --runner out")
-    if runner == "ray" and world_size() > 1:
-        raise UserError("--runner ray does not work under torchrun; start the command without torchrun")
-    if lr_sweep is not False and job.recipe.tune == "auto":
-        raise UserError("--lr-sweep and --tune auto each try several trainings; give only one of them")
-    if lr_sweep is not False and task != "classification":
-        raise UserError(f"--lr-sweep compares validation accuracies, but {task} has no accuracy; leave --lr-sweep out")
-    rates = None if lr_sweep is False else _check_rates(job.recipe, lr_sweep)
+    task_key = _find_task(task, head, head_width, distillation, self_training)
+    job = _make_job(task_key, model, data, output, recipe, options, command, settings)
+    run_options = job.options
+    rates = _find_rates(job.recipe, task, lr_sweep, runner)
     if task != "classification":
         training_task = TASKS[task](head or find_dense_head(job.model_name, task), head_width)
     elif self_training is not None:
-        training_task = TASKS[name](self_training, options.device, options.skip_bad_images)
+        training_task = TASKS[task_key](self_training, run_options.device, run_options.skip_bad_images)
     else:
-        training_task = Classification() if distillation is None else Distillation(distillation, options.device)
-    with open_runner(runner, address, options.device) as ray:
+        training_task = Classification() if distillation is None else Distillation(distillation, run_options.device)
+    with open_runner(runner, address, run_options.device) as ray:
         train = _tune if job.recipe.tune == "auto" else train_once
         if rates:
             train = partial(_sweep, rates, ray)
         result: FinetuneResult = run_job(training_task, job, report_line, train)
-    if options.push is None or not is_main():
+    if run_options.push is None or not is_main():
         return result
-    refresh_card(result.folder, license=options.license)
-    sharing = {"private": options.private, "share_images": options.share_images}
-    return replace(result, pushed=share_finished(result.folder, options.push, report_line, **sharing))
+    refresh_card(result.folder, license=run_options.license)
+    sharing = {"private": run_options.private, "share_images": run_options.share_images}
+    return replace(result, pushed=share_finished(result.folder, run_options.push, report_line, **sharing))
 
 
 def _find_task(
@@ -227,9 +219,22 @@ def pretrain(
     return run_job(task, job, report_on_main(report), train_once)
 
 
-def _check_rates(recipe: Recipe, rates: bool | Sequence[float]) -> tuple[float, ...]:
-    """Return the given learning rates, or the recipe's grid; raise UserError for bad or repeated ones."""
-    rates = recipe.learning_rates if isinstance(rates, bool) else tuple(float(rate) for rate in rates)
+def _find_rates(recipe: Recipe, task: str, lr_sweep: bool | Sequence[float], runner: str) -> tuple[float, ...] | None:
+    """Return the learning rates of a sweep, given or the recipe's grid, or None without a sweep.
+
+    Raises UserError for bad or repeated rates, and if a sweep does not work with the other arguments of `finetune`.
+    """
+    if runner == "ray" and lr_sweep is False:
+        raise UserError("--runner ray runs the trials of --lr-sweep; add --lr-sweep, or leave --runner out")
+    if runner == "ray" and world_size() > 1:
+        raise UserError("--runner ray does not work under torchrun; start the command without torchrun")
+    if lr_sweep is False:
+        return None
+    if recipe.tune == "auto":
+        raise UserError("--lr-sweep and --tune auto each try several trainings; give only one of them")
+    if task != "classification":
+        raise UserError(f"--lr-sweep compares validation accuracies, but {task} has no accuracy; leave --lr-sweep out")
+    rates = recipe.learning_rates if isinstance(lr_sweep, bool) else tuple(float(rate) for rate in lr_sweep)
     if not rates:
         raise UserError(
             f"the recipe {recipe.name} has no learning rates for --lr-sweep; give some, such as --sweep-rates "

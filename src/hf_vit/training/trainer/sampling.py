@@ -195,12 +195,12 @@ class SeededStream(IterableDataset[Any]):
         part = self.rank if worker is None else self.rank * worker.num_workers + worker.id
         state = self._state
         epoch = state["epoch"]
-        first = state["first"]
-        resume_position = state["done"]
+        first = state["first"]  # examples of all epochs before
+        resume_position = state["done"]  # examples of this epoch that were already yielded
         dataset_position = state["place"]
         while True:
             examples = self._iterate_epoch(epoch, dataset_position)
-            position = 0 if dataset_position is None else resume_position
+            position = 0 if dataset_position is None else resume_position  # without a position it is read again
             while True:
                 seed = derive_seed(self.seed, part, first + position)
                 with seeded(seed):
