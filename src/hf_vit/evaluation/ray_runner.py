@@ -294,7 +294,7 @@ def _shorten_errors() -> Generator[None]:
             node = node_match[1] if node_match else "(unknown)"
             package = package_match[1] if package_match else "a package of this run"
             raise UserError(f"node {node} cannot import {package}; install the package there") from error
-        cause: Any = error
+        cause: Any = error  # the error that a function of ours raised in another process, if there is one
         while isinstance(cause, RayTaskError) and isinstance(cause.cause, Exception):
             cause = cause.cause
         if not isinstance(cause, RayError):

@@ -317,8 +317,8 @@ def _load(
     state = source.load_converted_state() if source.family is None else None
     if source.dense_head is not None:
         state = find_backbone(load_dense_model(source)).state_dict()
-    # transformers would report the head that is replaced on purpose; all other misfits raise an error below.
     weights: dict[str, Any] = {} if state is None else {"state_dict": state}
+    # transformers would report the head that is replaced on purpose; all other misfits raise an error below.
     with quiet_transformers(), explain_load_errors(source.name):
         model, report = model_class.from_pretrained(
             source.path if state is None else None,

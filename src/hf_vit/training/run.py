@@ -267,7 +267,7 @@ def open_start(job: Job, report: ReportLine, *, multi_label: bool = False, targe
     if images.skipped:
         report(f"skipped {len(images.skipped)} unreadable images")
     for split in ("train", "validation", "test"):
-        images.split(split)
+        images.split(split)  # raises if it is missing
     return Start(source, images, size)
 
 
