@@ -80,13 +80,14 @@ def parse_numbers(name: str, limits: Mapping[str, tuple[int, int]], example: str
         match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,12})\s*", part)
         if match is None or match[1] not in limits:
             raise UserError(f"'{name}' has the unknown option '{part}'; write {example}, or leave options out")
-        lowest, highest = limits[match[1]]
-        values[match[1]] = int(match[2])
-        if not lowest <= values[match[1]] <= highest:
+        option, value = match[1], int(match[2])
+        lowest, highest = limits[option]
+        if not lowest <= value <= highest:
             raise UserError(
-                f"'{name}' sets {match[1]} to {match[2]}, but it must be from {lowest} to {highest}; choose a "
-                "value in this range"
+                f"'{name}' sets {option} to {value}, but it must be from {lowest} to {highest}; choose a value in this "
+                "range"
             )
+        values[option] = value
     return values
 
 

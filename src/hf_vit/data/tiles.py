@@ -168,7 +168,7 @@ class Tiles:
         tile_starts = self._find_starts(axis)
         positions = np.arange(side)
         ramps: list[np.ndarray[Any, Any]] = []
-        for start in tile_starts:
+        for start in tile_starts:  # weights rise from a tile's margin inwards, but not at the image's edges
             left = positions + 1 - self.margin if start > 0 else np.full(side, side)
             right = side - positions - self.margin if start + side < length else np.full(side, side)
             ramps.append(np.maximum(0, np.minimum(left, right)).astype(np.float64))

@@ -91,16 +91,10 @@ class RayRunner:
         cargo = [ray.put((work, parts, loaded.prepare, os.getcwd()))]
         read = cast(Any, _read)
         actor = [self.model, loaded.fingerprint, self.device, self.threads, get_compared_versions(), cargo]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # raised by Ray's own settings
-            context = ray.data.DataContext.get_current().copy()
-        context.execution_options.preserve_order = True
-        context.target_max_block_size = 1  # pass on every batch as soon as it is read
-        context.enable_progress_bars = context.print_on_execution_start = False
-        context.execution_no_progress_timeout_s = _SILENCE
+        settings = _make_settings()
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         with _shorten_errors():
-            with ray.data.DataContext.current(context):
+            with ray.data.DataContext.current(settings):
                 numbers = ray.data.range(len(parts), override_num_blocks=len(parts))
                 batches = numbers.map_batches(read, batch_size=None, fn_args=[cargo], num_cpus=_READER_CORES)
                 pipeline = batches.map_batches(
@@ -119,6 +113,18 @@ class RayRunner:
                 if isinstance(answer, _Failure):
                     raise answer.error
                 yield int(row["part"][0]), answer
+
+
+def _make_settings() -> Any:
+    """Return settings for a pipeline that prints nothing and passes every batch on, in order, as soon as it is read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised by Ray's own settings
+        settings = ray.data.DataContext.get_current().copy()
+    settings.execution_options.preserve_order = True
+    settings.target_max_block_size = 1  # byte, so that no batch waits for the next one
+    settings.enable_progress_bars = settings.print_on_execution_start = False
+    settings.execution_no_progress_timeout_s = _SILENCE
+    return settings
 
 
 @lru_cache(maxsize=1)

@@ -144,22 +144,31 @@ def make_model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[
     config: Any = model.config
     model_type = config.model_type
     if model_type == DENSE_HEADS["mask2former"].model_type:
-        masks, classes = [], []
-        for class_map in labels:
-            numbers = class_map.unique()
-            classes.append(numbers[numbers != config.ignore_value])
-            masks.append((class_map[None] == classes[-1][:, None, None]).float())
+        masks, classes = _list_class_masks(labels, config.ignore_value)
         return {"pixel_values": pixel_values, "mask_labels": masks, "class_labels": classes}
     if model_type in (DENSE_HEADS["detr"].model_type, DENSE_HEADS["deformable-detr"].model_type):
         height, width = pixel_values.shape[2:]
         scale = torch.tensor([width, height, width, height], device=pixel_values.device)
-        targets = []
-        for image in labels:
-            not_crowd = image["iscrowd"] == 0 if "iscrowd" in image else slice(None)
-            boxes = box_convert(image["boxes"][not_crowd], "xyxy", "cxcywh") / scale
-            targets.append({"class_labels": image["class_labels"][not_crowd], "boxes": boxes})
-        return {"pixel_values": pixel_values, "labels": targets}
+        return {"pixel_values": pixel_values, "labels": [_make_detr_targets(image, scale) for image in labels]}
     return {"pixel_values": pixel_values, "labels": labels}
+
+
+def _list_class_masks(class_maps: Any, ignored: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return for every class map [H, W] a mask of 0 and 1 per class in it, [n, H, W], and these classes, [n]."""
+    masks, classes = [], []
+    for class_map in class_maps:
+        numbers = class_map.unique()
+        present = numbers[numbers != ignored]
+        classes.append(present)
+        masks.append((class_map[None] == present[:, None, None]).float())
+    return masks, classes
+
+
+def _make_detr_targets(image: Mapping[str, torch.Tensor], scale: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return an image's objects without crowds; their boxes are (center x, center y, width, height) / scale [4]."""
+    not_crowd = image["iscrowd"] == 0 if "iscrowd" in image else slice(None)
+    boxes = box_convert(image["boxes"][not_crowd], "xyxy", "cxcywh") / scale
+    return {"class_labels": image["class_labels"][not_crowd], "boxes": boxes}
 
 
 def _has_pyramid(source: Source) -> bool:
