@@ -266,8 +266,9 @@ def _find_prepared_size(source: Source) -> tuple[int, int] | None:
     if not isinstance(size, Mapping):
         return None
     height, width = size.get("height"), size.get("width")
-    is_fixed = isinstance(height, int) and isinstance(width, int) and min(height, width) > 0
-    return (height, width) if is_fixed else None
+    if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
+        return height, width
+    return None
 
 
 def _px(size: Any) -> str:
