@@ -611,8 +611,7 @@ def _check(settings: Any, command: str = "finetune") -> None:
 def _convert(field: Field[Any], value: Any, command: str) -> Any:
     """Convert a value to the type of its field; raise a `UserError` if it does not fit type or range."""
     types: tuple[Any, ...] = (field.type, *get_args(field.type))
-    is_unset = value is None and NoneType in types
-    if is_unset:
+    if NoneType in types and value is None:
         return None
     need = _find_need(field, types, value)
     if need:

@@ -334,7 +334,7 @@ def test_what_ray_cannot_do_is_refused(ray, place):
     ):
         with pytest.raises(UserError, match=said):
             evaluate(model, data, runner="ray", progress=False, **given)
-    with pytest.raises(UserError, match="instead of a model object"):
+    with pytest.raises(UserError, match="Ray cannot load a model object"):
         predict((None, None), [data], runner="ray")
 
 
