@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -61,12 +61,17 @@ class Recording:
         """Read the images and the other float arrays of a recording, and check the shape of the images."""
         if not Path(path).is_file():
             raise UserError(f"the recording {path} does not exist; give the path of an .npz file with recorded arrays")
+        self.image_sets: dict[str, torch.Tensor] = {}  # name of the set ("" for `images`) -> [B, H, W, C]
+        self.arrays: dict[str, torch.Tensor] = {}  # all other arrays
         with NpzReader(path) as reader:
             self.name = reader.path.name
-            dtypes = {key: member.dtype for key, member in reader.members.items() if key != "images_u8"}
-            arrays = {key: reader.read_floats(key) for key, dtype in dtypes.items() if dtype.kind == "f"}
-        self.image_sets = {match[1] or "": arrays[key] for key in arrays if (match := _IMAGES.fullmatch(key))}
-        self.arrays = {key: value for key, value in arrays.items() if not _IMAGES.fullmatch(key)}
+            for key, member in reader.members.items():
+                if member.dtype.kind != "f":
+                    continue
+                if match := _IMAGES.fullmatch(key):
+                    self.image_sets[match[1] or ""] = reader.read_floats(key)
+                else:
+                    self.arrays[key] = reader.read_floats(key)
         if not self.image_sets:
             raise UserError(
                 f"{self.name} has no float array 'images' of shape [B, H, W, C], which the model is run on; add "
@@ -82,31 +87,37 @@ class Recording:
     def collect_stage_arrays(self, stages: Iterable[str]) -> tuple[list[RecordedArray], dict[str, str]]:
         """Return the arrays of the model's stages in their order, and for every other array why it is skipped."""
         order = {stage: index for index, stage in enumerate(stages)}
-        parsed_names = {array: self._parse_name(array, order) for array in self.arrays}
-        reason = "no stage of this model, or no images for it"
-        skipped = {array: reason for array, recorded in parsed_names.items() if recorded is None}
+        recorded_arrays: list[RecordedArray] = []
+        skipped: dict[str, str] = {}
+        for array in self.arrays:
+            recorded = self._parse_name(array, order)
+            if recorded is None:
+                skipped[array] = "no stage of this model, or no images for it"
+            else:
+                recorded_arrays.append(recorded)
         image_sets = list(self.image_sets)
 
-        def position(recorded: RecordedArray) -> tuple[int, int, str]:
+        def find_position(recorded: RecordedArray) -> tuple[int, int, str]:
             return image_sets.index(recorded.image_set), order[recorded.stage], str(recorded.dtype)
 
-        return sorted(filter(None, parsed_names.values()), key=position), skipped
+        return sorted(recorded_arrays, key=find_position), skipped
 
     def _parse_name(self, array: str, stages: Iterable[str]) -> RecordedArray | None:
         """Parse an array's name; None if it belongs to no stage or has no images."""
-        sets = "|".join(re.escape(name) for name in self.image_sets if name)
-        suffixes = rf"(?:_(?:f64|0|c\d+{'|' + sets if sets else ''}))*"
+        suffix = "|".join(("f64", "0", r"c\d+", *(re.escape(name) for name in self.image_sets if name)))
         # The longest stage name wins: "layer_0" is block 0, not the first image of "layer".
         for stage in sorted(stages, key=len, reverse=True):
-            if not re.fullmatch(re.escape(stage) + suffixes, array):
+            if not re.fullmatch(rf"{re.escape(stage)}(?:_(?:{suffix}))*", array):
                 continue
             parts = array.removeprefix(stage).split("_")[1:]
             image_set = next((part for part in parts if part in self.image_sets), "")
+            if image_set not in self.image_sets:
+                if stage != "posemb_in":
+                    continue
+                image_set = next(iter(self.image_sets))  # the table before resampling is the same for all images
             channels = next((int(part[1:]) for part in parts if re.fullmatch(r"c\d+", part)), None)
-            if image_set in self.image_sets or stage == "posemb_in":
-                dtype = torch.float64 if "f64" in parts else torch.float32
-                image_set = image_set if image_set in self.image_sets else next(iter(self.image_sets))
-                return RecordedArray(array, stage, dtype, image_set, "0" in parts, channels)
+            dtype = torch.float64 if "f64" in parts else torch.float32
+            return RecordedArray(array, stage, dtype, image_set, "0" in parts, channels)
         return None
 
 
@@ -141,8 +152,12 @@ class Verification:
 
     def find_worst_checks(self) -> list[ArrayCheck]:
         """Return for each precision the comparison closest to, or furthest beyond, its tolerance."""
-        groups = [[check for check in self.checks if check.precision == name] for name in PRECISION.values()]
-        return [max(group, key=lambda check: check.difference / check.tolerance) for group in groups if group]
+        worst_checks: list[ArrayCheck] = []
+        for precision in PRECISION.values():
+            checks = [check for check in self.checks if check.precision == precision]
+            if checks:
+                worst_checks.append(max(checks, key=lambda check: check.difference / check.tolerance))
+        return worst_checks
 
 
 def verify(
@@ -153,36 +168,39 @@ def verify(
     `models` has for each precision a function that returns the converted model.
     """
     stages = list(list_stage_modules(plan))
-    arrays, skipped = recording.collect_stage_arrays(stages)
-    for recorded in arrays:
-        if reason := _reason_to_skip(recording, plan, recorded):
+    stage_arrays, skipped = recording.collect_stage_arrays(stages)
+    arrays: list[RecordedArray] = []
+    for recorded in stage_arrays:
+        reason = _find_reason_to_skip(recording, plan, recorded)
+        if reason is None:
+            arrays.append(recorded)
+        else:
             skipped[recorded.array] = reason
-    result = Verification(recording.name, skipped=skipped)
-    arrays = [recorded for recorded in arrays if recorded.array not in skipped]
     if not arrays:
+        reasons = "; ".join(dict.fromkeys(skipped.values())) or "it has only images"
         raise UserError(
-            f"{recording.name} has no array that can be compared ("
-            + (", ".join(dict.fromkeys(skipped.values())) or "only images")
-            + "); record at least one of "
-            + ", ".join(("embedding", "with_posemb", "layer_0", *stages[-4:]))
+            f"{recording.name} has no array that can be compared ({reasons}); add to the file at least one of the "
+            f"arrays {', '.join(('embedding', 'with_posemb', 'layer_0', *stages[-4:]))}, computed by the original code"
         )
+    # Build the model once for each precision, and run it once on each set of images.
     computed: dict[tuple[torch.dtype, str], dict[str, torch.Tensor]] = {}
     for dtype in dict.fromkeys(recorded.dtype for recorded in arrays):
         model = models[dtype]()
         for image_set in dict.fromkeys(recorded.image_set for recorded in arrays if recorded.dtype == dtype):
             images = recording.image_sets[image_set].to(dtype).permute(0, 3, 1, 2)
             computed[dtype, image_set] = run_stages(model, images, plan)
+    result = Verification(recording.name, skipped=skipped)
     for recorded in arrays:
         outputs = computed[recorded.dtype, recorded.image_set][recorded.stage]
         result.checks.append(_compare(recording, recorded, outputs, TOLERANCE[plan.family][recorded.dtype]))
     return result
 
 
-def _reason_to_skip(recording: Recording, plan: Plan, recorded: RecordedArray) -> str | None:
+def _find_reason_to_skip(recording: Recording, plan: Plan, recorded: RecordedArray) -> str | None:
     """Return why an array cannot be compared: the head is new, or the model was resampled to one size; else None."""
     if plan.new_head and recorded.stage == "logits":
         return "the head is new"
-    if plan.resample is None:
+    if plan.resample is None:  # the model takes images of every size that the original takes
         return None
     height, width = recording.image_sets[recorded.image_set].shape[1:3]
     try:
@@ -208,7 +226,7 @@ def _compare(recording: Recording, recorded: RecordedArray, computed: torch.Tens
         )
     if recorded.dtype == torch.float32:
         tolerance *= max(1.0, float(expected.abs().max()))
-    difference = float((computed.double() - expected.double()).abs().max())
+    difference = float((computed.double() - expected.double()).abs().max())  # NaN if one of them has NaN
     return ArrayCheck(recorded.array, recorded.stage, PRECISION[recorded.dtype], difference, tolerance)
 
 
@@ -218,29 +236,26 @@ def list_stage_modules(plan: Plan) -> dict[str, str]:
     The "stem" of a BiT is the input of its first stage.
     """
     config: Any = plan.config
-    family = plan.family
     last_stages = dict.fromkeys(("pooled", "pre_logits", "logits"), "")
     patches = "embeddings.patch_embeddings"
-    if family == "bit":
+    if plan.family == "bit":
         final_norm = {"norm_pre_head": "encoder.norm"} if config.pre_activation else {}
         blocks = {"stem": "encoder.stages.0", **_list_stage_blocks(config, "encoder")}
         return blocks | final_norm | {"logits_2d": ""} | last_stages
-    if family == "mixer":
+    if plan.family == "mixer":
         layers = {f"layer_{i}": f"layers.{i}" for i in range(config.num_hidden_layers)}
         return {"embedding": f"{patches}.projection", **layers, "encoded": "layernorm"} | last_stages
-    tables: dict[str, str] = {}
+    stages: dict[str, str] = {}
     if config.position_embedding == "learned":
-        tables = dict.fromkeys(("posemb_in", "posemb_out"), "")
-    stem: dict[str, str] = {}
-    if family == "hybrid":
-        root = {f"{old}_root": f"{patches}.stem.root_{new}" for old, new in {"conv": "conv", "gn": "norm"}.items()}
-        stem = root | _list_stage_blocks(config, f"{patches}.stem")
-    blocks: dict[str, str] = {}
+        stages |= {"posemb_in": "", "posemb_out": ""}
+    if plan.family == "hybrid":
+        stages |= {"conv_root": f"{patches}.stem.root_conv", "gn_root": f"{patches}.stem.root_norm"}
+        stages |= _list_stage_blocks(config, f"{patches}.stem")
+    stages |= {"embedding": f"{patches}.projection", "with_posemb": "embeddings"}
     for i in range(config.num_hidden_layers):
-        blocks |= {f"layer_{i}_attn": f"layers.{i}.attention", f"layer_{i}_mlp": f"layers.{i}.mlp"}
-        blocks[f"layer_{i}"] = f"layers.{i}"
-    first_stages = {"embedding": f"{patches}.projection", "with_posemb": "embeddings"}
-    return tables | stem | first_stages | blocks | {"encoded": ""} | last_stages
+        stages |= {f"layer_{i}_attn": f"layers.{i}.attention", f"layer_{i}_mlp": f"layers.{i}.mlp"}
+        stages[f"layer_{i}"] = f"layers.{i}"
+    return stages | {"encoded": ""} | last_stages
 
 
 def _list_stage_blocks(config: Any, parent: str) -> dict[str, str]:
@@ -249,19 +264,23 @@ def _list_stage_blocks(config: Any, parent: str) -> dict[str, str]:
 
 
 def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, torch.Tensor]:
-    """Run one forward pass over [B, C, H, W]; return all stages with the axes of the original, channels last."""
+    """Run one forward pass over [B, C, H, W]; return all stages with the axes of the original, channels last.
+
+    Raises:
+        UserError: the model cannot take images of this size.
+    """
     body = model.base_model
-    config = body.config
     stages: dict[str, torch.Tensor] = {}
 
     def make_hook(stage: str) -> Callable[[torch.nn.Module, tuple[Any, ...], Any], None]:
         """Return a hook that stores a module's output, or for a BiT's stem its input, as a stage."""
 
         def hook(module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            output = inputs if stage == "stem" else output
-            output = output[0] if isinstance(output, tuple) else output
-            output = getattr(output, "hidden_states", output).clone()  # later operations may be in place
-            stages[stage] = output.permute(0, 2, 3, 1) if output.ndim == 4 else output
+            result = inputs if stage == "stem" else output
+            first_result = result[0] if isinstance(result, tuple) else result
+            # Later operations may change the tensor in place.
+            features: torch.Tensor = getattr(first_result, "hidden_states", first_result).clone()
+            stages[stage] = features.permute(0, 2, 3, 1) if features.ndim == 4 else features
 
         return hook
 
@@ -270,30 +289,40 @@ def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, 
     try:
         with torch.no_grad():
             output = body(pixel_values)
-            head = model.classifier if plan.has_head else torch.nn.Identity()
-            pooled = output.pooler_output
-            logits = head(pooled)
-            if plan.family == "bit":
-                grid = config.grid_of(*pixel_values.shape[2:])
-                stages["logits_2d"] = head(output.last_hidden_state).unflatten(1, grid)
-            elif plan.family != "mixer":
-                pooled = body.pooler.pool(output.last_hidden_state)
-                _add_token_stages(stages, body, plan, output.last_hidden_state)
-                if plan.has_head and config.has_distillation_head:  # the mean of both heads, as in the classifier
-                    logits = (logits + model.distillation_classifier(output.last_hidden_state[:, 1])) / 2
+            _add_last_stages(stages, model, plan, output, pixel_values.shape[2:])
     except ValueError as error:
         raise UserError(f"the recorded images do not fit the model: {error}; give a recording of this model") from error
     finally:
         for handle in handles:
             handle.remove()
-    return stages | {"pooled": pooled, "pre_logits": output.pooler_output, "logits": logits}
+    return stages
+
+
+def _add_last_stages(
+    stages: dict[str, torch.Tensor], model: Any, plan: Plan, output: Any, image_size: Sequence[int]
+) -> None:
+    """Add what follows the encoder to the stages that hooks have stored: pooling and heads, and a ViT's tokens."""
+    body = model.base_model
+    head = model.classifier if plan.has_head else torch.nn.Identity()
+    tokens = output.last_hidden_state
+    pooled = output.pooler_output
+    logits = head(pooled)
+    if plan.family == "bit":
+        stages["logits_2d"] = head(tokens).unflatten(1, body.config.grid_of(*image_size))
+    elif plan.family != "mixer":
+        pooled = body.pooler.pool(tokens)  # before the representation layer
+        _add_token_stages(stages, body, plan, tokens)
+        if plan.has_head and body.config.has_distillation_head:  # the mean of both heads, as in the classifier
+            logits = (logits + model.distillation_classifier(tokens[:, 1])) / 2
+    stages.update({"pooled": pooled, "pre_logits": output.pooler_output, "logits": logits})
 
 
 def _add_token_stages(stages: dict[str, torch.Tensor], body: Any, plan: Plan, tokens: torch.Tensor) -> None:
     """Add the encoded tokens of a model with tokens, and its positions, to the stages that hooks have stored."""
     config = body.config
     stages["encoded"] = tokens
-    # big_vision attaches the class token after the positions; its loader adds the row of older tables.
+    # Where special tokens are attached after the positions are added, the recorded stages are without them. big_vision
+    # always does so; tables of its older files have a row for the class token, which its loader adds to the token.
     is_attached_later = plan.origin == "big_vision" or not config.position_on_class_token
     if is_attached_later:
         stages["with_posemb"] = stages["with_posemb"][:, get_patch_token_slice(config)]
@@ -377,9 +406,9 @@ def convert(
     recorded_results = None if recording is None else Recording(recording)
     # The report is delivered first: if the process is killed in between, the same command can replace it.
     with ExitStack() as delivery, ExitStack() as reporting:
-        report_file = (
-            None if report is None else reporting.enter_context(replace_file(_free_report(report, output_folder)))
-        )
+        report_file = None
+        if report is not None:
+            report_file = reporting.enter_context(replace_file(_check_report_path(report, output_folder)))
         checkpoint = fetch(source, sha256)
         if is_within(output_folder, checkpoint.path):
             raise UserError(
@@ -387,7 +416,8 @@ def convert(
                 "another output folder"
             )
         backbone = checkpoint.open()
-        with backbone if head is None else HeadedReader(backbone, Path(head)) as reader, quiet_transformers():
+        reader = backbone if head is None else HeadedReader(backbone, Path(head))
+        with reader, quiet_transformers():
             plan = make_plan(reader.shapes, settings, reader.readable_companions, checkpoint.name)
             with progress(f"reading {checkpoint.path.name}", plan.size) as advance:
                 weights = load_weights(reader, plan, advance=advance)
@@ -396,8 +426,8 @@ def convert(
                 build_model(plan, weights.state).save_pretrained(folder)
                 build_processor(plan).save_pretrained(folder)
             verification = None
-            with progress(f"comparing {output_folder.name}"):
-                if recorded_results is not None:
+            if recorded_results is not None:
+                with progress(f"comparing {output_folder.name}"):
                     verification = _verify(reader, plan, weights.state, folder, recorded_results)
             with progress(f"finishing {output_folder.name}"), explain_write_errors(output_folder):
                 sources = {"source": checkpoint.name} | ({} if head is None else {"linear_head": Path(head).name})
@@ -411,9 +441,9 @@ def convert(
     return ConversionResult(Path(output), plan, weights.rounded, verification, seconds)
 
 
-def _free_report(path: str | Path, output: Path) -> Path:
+def _check_report_path(report: str | Path, output: Path) -> Path:
     """Return the path of the report; raise a UserError in the model's folder or if it would replace another file."""
-    path = Path(path)
+    path = Path(report)
     if is_within(output, path):
         raise UserError(f"--report {path} is in the output folder {output}; give a path outside that folder")
     if not path.parent.is_dir():
@@ -430,7 +460,12 @@ def _free_report(path: str | Path, output: Path) -> Path:
 def _verify(
     reader: CheckpointReader, plan: Plan, state: dict[str, torch.Tensor], folder: Path, recording: Recording
 ) -> Verification:
-    """Compare the written model (float32), and the same plan in float64, with the recording."""
+    """Compare the written model (float32), and the same plan in float64, with the recording.
+
+    Raises:
+        UserError: the results differ.
+        RuntimeError: the folder has other weights than were written.
+    """
 
     def load_written() -> torch.nn.Module:
         """Load the written model, and check that it has the weights that were saved."""
@@ -457,22 +492,26 @@ def _verify(
 
 
 def build_report(plan: Plan, shapes: Shapes) -> str:
-    """Return a JSON report: every key of the file with its shape, transform and parameter, and what was assumed."""
+    """Return a JSON report: every key of the file with its shape, transform and parameter, and what was assumed.
+
+    Its first bytes are `REPORT_BEGIN`, by which a later conversion recognizes a report that it may replace.
+    """
     entries: list[dict[str, Any]] = []
     for row in plan.rows:
         target = {"target": plan.parameter_name(row), "target_shape": row.parameter_shape}
         for key in (row.key, *row.other_keys):
             shape = row.shape if key is None else shapes[key]
-            entries.append({"source": key, "shape": shape, "transform": row.transform, **target})
+            entry = {"source": key, "shape": shape, "transform": row.transform, **target}
             if row.resample:
-                entries[-1]["resampled"] = asdict(row.resample)
+                entry["resampled"] = asdict(row.resample)
             if row.block is not None:
-                entries[-1]["block"] = row.block
+                entry["block"] = row.block
             if row.piece is not None:
-                entries[-1]["piece"] = row.piece
+                entry["piece"] = row.piece
+            entries.append(entry)
     for key, reason in plan.ignored.items():
         entries.append({"source": key, "shape": shapes[key], "ignored": reason})
-    lines = ",\n ".join(map(json.dumps, entries))
+    lines = ",\n ".join(map(json.dumps, entries))  # one key a line
     head = {"origin": plan.origin} | ({"assumed": dict(plan.assumed)} if plan.assumed else {})
     return f'{json.dumps(head)[:-1]}, "keys": [\n {lines}\n]}}\n'
 
@@ -513,10 +552,10 @@ def describe(result: ConversionResult) -> str:
     verification = result.verification
     new_note = " (new head)" if plan.new_head else ""
     head = f"{plan.config.num_labels} labels{new_note}" if plan.has_head else "no head"
+    ignored_counts = [f"; {count} {reason}" for reason, count in Counter(plan.ignored.values()).items()]
     lines = [
         f"{plan.origin}: {_describe_network(plan)}, {head}",
-        f"keys: {len(plan.consumed)} used, {len(plan.ignored)} ignored"
-        + "".join(f"; {count} {reason}" for reason, count in Counter(plan.ignored.values()).items()),
+        f"keys: {len(plan.consumed)} used, {len(plan.ignored)} ignored{''.join(ignored_counts)}",
     ]
     if result.rounded:
         lines.append(f"rounded {sum(result.rounded.values())} float64 values to the nearest float32 value")
@@ -534,7 +573,8 @@ def assumption(plan: Plan) -> str | None:
     """Return one line that says what was assumed and how to set it; None if nothing was assumed."""
     if not plan.assumed:
         return None
-    options = [option for name, option in (DECLARED | {"image_size": "--image-size"}).items() if name in plan.assumed]
+    option_of_field = DECLARED | {"image_size": "--image-size"}
+    options = [option for name, option in option_of_field.items() if name in plan.assumed]
     remedies = [f"give the right value ({', '.join(options)})"] if options else []
     if "labels" in plan.assumed:
         remedies.append("write the names of the classes into id2label of the new config.json")

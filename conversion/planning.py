@@ -92,9 +92,9 @@ class PlanSettings:
         labels: names of the classes of a new head, which starts at zero.
         drop_pre_logits: remove the representation layer, as the original code's fine-tuning does. The source's head
             needs that layer and is removed too, so without a new head the result is the bare model.
-        num_heads, hidden_act, pooling, position_embedding: values for the source's network ("token", "gap", "map";
-            "sincos_2d", "none"), if neither its weights nor a file beside them record them. "token" without a class
-            token means the first patch's.
+        num_heads, hidden_act, pooling, position_embedding, rotary_embedding, norm_after_branches: values of the config
+            (pooling: "token", "gap", "map"; position_embedding: "sincos_2d", "none"), if neither the weights nor a file
+            beside them record them. "token" without a class token means the first patch's.
         prefix: the beginning of the model's keys in a checkpoint that also holds something else, which is ignored.
 
     Raises:
@@ -132,11 +132,9 @@ class PlanSettings:
     @property
     def declared(self) -> Fields:
         """Return the fields of the config that options set."""
-        values = (
-            *(self.num_heads, self.hidden_act, self.pooling, self.position_embedding, self.rotary_embedding),
-            self.norm_after_branches or None,
-        )
-        return {name: value for name, value in zip(DECLARED, values, strict=True) if value is not None}
+        values = {name: getattr(self, name) for name in DECLARED}
+        values["norm_after_branches"] = self.norm_after_branches or None  # a flag that is left out is False
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -254,7 +252,11 @@ def make_plan(
 
 
 def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, file_name: str) -> Plan:
-    """Find the origin, match the keys with its table, build the config, and list rows and ignored keys."""
+    """Find the origin, match the keys with its table, build the config, and list rows and ignored keys.
+
+    Raises:
+        UserError: see `plan`.
+    """
     prefix = _find_prefix(shapes, settings.prefix)
     keys_below_prefix = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
     origin = find_origin(keys_below_prefix, file_name, companions)
@@ -266,24 +268,20 @@ def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, f
     _refuse_inapplicable(settings, layout)
     source_has_head = "head" in layout.parts and not settings.drop_pre_logits
     has_head = source_has_head or settings.new_head
-    assumed = dict(origin.assumed)
-    for name, parts in origin.parts_that_tell.items():
-        if layout.parts & parts:
-            assumed.pop(name, None)
+    assumed = layout.list_assumptions()
     fields = _build_fields(layout, declared, settings, assumed)
     fields |= _read_fields(layout, companions)
     fields |= _make_label_fields(layout.dims["L"] if source_has_head else None, declared, settings)
     config, resample = _build_config(origin.family, fields, settings.resize_to)
     model_class = FAMILIES[origin.family].classes["classification" if has_head else "model"]
-    with torch.device("meta"), no_init_weights():
-        state = model_class(config).state_dict()
-    base_prefix = f"{model_class.base_model_prefix}."
-    parameters = {name.removeprefix(base_prefix): tuple(value.shape) for name, value in state.items()}
+    parameters = _list_parameters(model_class, config)
     rows, ignored = _build_rows(layout, settings, resample, parameters)
-    zeros = [name for part, part_zeros in origin.zeros.items() if part in layout.parts for name in part_zeros]
     if settings.new_head:
         zeros = [name for name in parameters if name.startswith(HEADS)]
+    else:
+        zeros = [name for part, part_zeros in origin.zeros.items() if part in layout.parts for name in part_zeros]
     rows += [Row(name, parameters[name], None, None, "zeros") for name in zeros if name in parameters]
+    # An origin with zeros (CLIP) has a projection as its head, whose outputs are not classes.
     has_unnamed_classes = source_has_head and not settings.new_head and not origin.zeros
     assumptions = _describe_assumptions(assumed, companions, settings, fields, has_unnamed_classes)
     model = (origin.name, origin.family, config, model_class)
@@ -292,33 +290,52 @@ def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, f
     return plan
 
 
+def _list_parameters(model_class: type[PreTrainedModel], config: HfBaseConfig) -> dict[str, Shape]:
+    """Return the shape of every parameter of a model, by its name in the bare model; no weights are allocated."""
+    with torch.device("meta"), no_init_weights():
+        state = model_class(config).state_dict()
+    base_prefix = f"{model_class.base_model_prefix}."
+    return {name.removeprefix(base_prefix): tuple(value.shape) for name, value in state.items()}
+
+
 def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
     """Raise a UserError unless every key is used once or ignored, and every parameter is filled once with its shape."""
-    key_counts = Counter([*plan.consumed, *plan.ignored])
-    moved_rows = (row for row in plan.rows if not row.other_keys)  # a computation may use an array several times
-    uses = Counter((row.key, row.block, row.piece) for row in moved_rows if row.key is not None)
-    used_twice = {key for key, count in key_counts.items() if count > 1}
-    used_twice |= {key for (key, *_), count in uses.items() if count > 1}
-    blocks = Counter((row.key, row.axis) for row in plan.rows if row.block is not None)
-    pieces = Counter((row.key, row.piece[1] - row.num_left_out) for row in plan.rows if row.piece is not None)
-    used_partly = {str(key) for (key, axis), count in blocks.items() if count != shapes.get(str(key), (0, 0))[axis]}
-    used_partly |= {str(key) for (key, num_pieces), count in pieces.items() if count != num_pieces}
+    known_keys = {*plan.consumed, *plan.ignored}
     parameter_counts = Counter(row.parameter for row in plan.rows)
-    unknown_names = [name for name in parameter_counts if name not in parameters]
     misshapen: list[str] = []
-    for name, shape in ((row.parameter, row.parameter_shape) for row in plan.rows):
-        if shape != parameters.get(name, shape):
-            misshapen.append(f"{name} {format_size(shape)} (needs {format_size(parameters[name])})")
+    for row in plan.rows:
+        needed_shape = parameters.get(row.parameter, row.parameter_shape)
+        if row.parameter_shape != needed_shape:
+            misshapen.append(f"{row.parameter} {format_size(row.parameter_shape)} (needs {format_size(needed_shape)})")
     _refuse(
-        format_listing("keys left over", [key for key in shapes if not key_counts[key]]),
-        format_listing("keys used twice", sorted(used_twice)),
-        format_listing("keys used only partly", sorted(used_partly)),
-        format_listing("keys used but missing from the file", [key for key in key_counts if key not in shapes]),
+        format_listing("keys left over", [key for key in shapes if key not in known_keys]),
+        format_listing("keys used twice", _find_keys_used_twice(plan)),
+        format_listing("keys used only partly", _find_keys_used_partly(plan, shapes)),
+        format_listing("keys used but missing from the file", sorted(known_keys - set(shapes))),
         format_listing("parameters not filled", [name for name in parameters if not parameter_counts[name]]),
         format_listing("parameters filled twice", [name for name, count in parameter_counts.items() if count > 1]),
-        format_listing("parameters that the model does not have", unknown_names),
+        format_listing(
+            "parameters that the model does not have", [name for name in parameter_counts if name not in parameters]
+        ),
         format_listing("parameters of another shape", misshapen),
     )
+
+
+def _find_keys_used_twice(plan: Plan) -> list[str]:
+    """Return the keys that are both used and ignored, or of which two parameters copy the same part."""
+    # A computation may use an array for several parameters.
+    copies = [row for row in plan.rows if row.key is not None and not row.other_keys]
+    part_counts = Counter((str(row.key), row.block, row.piece) for row in copies)
+    copied_twice = {key for (key, *_), count in part_counts.items() if count > 1}
+    return sorted(copied_twice | (set(plan.consumed) & set(plan.ignored)))
+
+
+def _find_keys_used_partly(plan: Plan, shapes: Shapes) -> list[str]:
+    """Return the keys of which a block, or one of the equal parts that are not left out, fills no parameter."""
+    block_counts = Counter((str(row.key), row.axis) for row in plan.rows if row.block is not None)
+    part_counts = Counter((str(row.key), row.piece[1] - row.num_left_out) for row in plan.rows if row.piece is not None)
+    without_blocks = {key for (key, axis), count in block_counts.items() if count != shapes.get(key, (0, 0))[axis]}
+    return sorted(without_blocks | {key for (key, num_parts), count in part_counts.items() if count != num_parts})
 
 
 def format_listing(kind: str, names: Sequence[str], count: int | None = None) -> str:
@@ -356,15 +373,21 @@ class Layout:
 
     @cached_property
     def depth(self) -> int:
-        """Return the number of blocks: stacked ones, or the highest number, so that gaps are noticed."""
-        blocks = [int(match[1]) for key in self.names.normal if (match := re.match(self.origin.block_pattern, key))]
+        """Return the number of blocks: stacked ones, or the highest number, so that gaps are noticed.
+
+        Raises:
+            UserError: there is no block, or a stack has more than any ViT.
+        """
+        matches = (re.match(self.origin.block_pattern, key) for key in self.names.normal)
+        blocks = [int(match[1]) for match in matches if match]
         if not blocks and any(rule.stacked for rule in self.rules):
-            if not 0 < self.dims.get("N", 0) <= MAX_DEPTH:
+            stack_size = self.dims.get("N", 0)
+            if not 0 < stack_size <= MAX_DEPTH:
                 raise UserError(
-                    f"the file holds {self.dims.get('N', 0)} encoder blocks, but a ViT has 1 to {MAX_DEPTH}; download "
+                    f"the file holds {stack_size} encoder blocks, but a ViT has 1 to {MAX_DEPTH}; download "
                     "it again, or give a ViT checkpoint"
                 )
-            return self.dims["N"]
+            return stack_size
         possible = [block for block in blocks if block < MAX_DEPTH]
         if not possible:
             raise UserError("the file holds no encoder block, so it is damaged or no ViT; give a ViT checkpoint")
@@ -428,6 +451,11 @@ class Layout:
                 axes = [replacements.get(axis, axis) for axis in axes]
         return [split_axis(axis) for axis in axes]
 
+    def list_assumptions(self) -> dict[str, str]:
+        """Return field -> what the origin assumes for it, without the fields that optional parts of the file show."""
+        tells = self.origin.parts_that_tell
+        return {name: text for name, text in self.origin.assumed.items() if not self.parts & tells.get(name, set())}
+
     def network(self, parts: frozenset[str], image_size: Pair | None) -> Network:
         """Return the facts about the network that names and shapes show."""
         return Network(self.dims, parts, self.normal_shapes, image_size)
@@ -467,8 +495,12 @@ class Layout:
         if not keys_per_block:
             return list(missing)
         blocks = {name: match[0] for name in missing if (match := re.match(self.origin.block_pattern, name))}
-        counts = Counter(blocks.values())
-        names = (f"{blocks[name]}*" if counts[blocks.get(name, "")] == keys_per_block else name for name in missing)
+        missing_counts = Counter(blocks.values())
+        names: list[str] = []
+        for name in missing:
+            block = blocks.get(name)  # such as "Transformer/encoderblock_1/"
+            is_block_missing = block is not None and missing_counts[block] == keys_per_block
+            names.append(f"{block}*" if is_block_missing else name)
         return list(dict.fromkeys(names))
 
     def _describe_left_over(self) -> str:
@@ -484,15 +516,16 @@ class Layout:
     def _describe_misfit(self, name: str) -> str:
         """Return a clause about an array's wrong shape; "" if the shape is right."""
         shape = self.normal_shapes[name]
-        axes = self._resolve_axes(self.present[name])
-        # A size that no array shows is 0.
-        needed = tuple(factor * self.dims.get(letter, 0) if letter else factor for factor, letter in axes)
-        if shape == needed and all(shape):
+        needed: list[int] = []
+        needed_texts: list[str] = []
+        for factor, letter in self._resolve_axes(self.present[name]):
+            size = factor * self.dims.get(letter, 0) if letter else factor  # 0 if no array shows it
+            needed.append(size)
+            needed_texts.append(str(size or f"{factor if factor > 1 else ''}{letter}"))
+        if shape == tuple(needed) and all(shape):
             return ""
         hint = ", it looks transposed" if sorted(shape) == sorted(needed) else ""
-        letters = [f"{factor if factor > 1 else ''}{letter}" for factor, letter in axes]
-        needed_text = "x".join(str(size or text) for size, text in zip(needed, letters, strict=True))
-        return f"{self.names.normal[name]} is {format_size(shape)} (needs {needed_text}{hint})"
+        return f"{self.names.normal[name]} is {format_size(shape)} (needs {'x'.join(needed_texts)}{hint})"
 
 
 def _find_prefix(shapes: Shapes, prefix: str | None) -> str:
@@ -503,7 +536,7 @@ def _find_prefix(shapes: Shapes, prefix: str | None) -> str:
     for candidate in candidates:
         if any(key.startswith(candidate) for key in shapes):
             return candidate
-    first_parts = sorted({re.match(r"[^./]*[./]?", key)[0] for key in shapes})  # pyright: ignore[reportOptionalSubscript]
+    first_parts = sorted({re.split(r"(?<=[./])", key, maxsplit=1)[0] for key in shapes})  # up to the first dot or slash
     raise UserError(
         f"no key begins with --prefix {prefix!r}; the file has the prefixes {', '.join(first_parts[:6])}: give one"
     )
@@ -556,34 +589,24 @@ def _refuse_inapplicable(settings: PlanSettings, layout: Layout) -> None:
 
 
 def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, assumed: Mapping[str, str]) -> Fields:
-    """Return the config's fields as shapes, the files beside the weights, and options give them."""
-    origin = layout.origin
+    """Return the config's fields as shapes, the files beside the weights, and options give them.
+
+    Raises:
+        UserError: these contradict each other, or none of them gives the number of heads.
+    """
     parts = layout.parts - layout.representation if settings.drop_pre_logits else layout.parts
-    try:
-        fields = origin.configure(layout.network(parts, settings.image_size or declared.image_size))
-    except UserError as error:
-        if settings.image_size is not None or declared.image_size is None:
-            raise
-        raise UserError(f"{MISFIT}: {str(error).replace('--image-size', 'image_size')}") from error
-    if origin.block_pattern:
-        fields |= {"num_hidden_layers": layout.depth}
-    conflicts = [
-        f"it has {name}={value!s:.80}, the weights need {fields[name]}"
-        for name, value in declared.fields.items()
-        if name in fields and name not in assumed and name != "layer_scale_init_value" and fields[name] != value
-    ]
-    if conflicts:
-        raise UserError(f"{MISFIT}: {'; '.join(conflicts)}; give the config.json that belongs to these weights")
+    fields = _build_shape_fields(layout, parts, declared, settings)
+    _refuse_conflicting_config(fields, declared, assumed)
     fields |= declared.fields
     options: Fields = dict(settings.declared)
     if options.get("rotary_embedding") == "none":
         options["rotary_embedding"] = None
-    if options.get("pooling") == "token" and origin.first_patch and "cls" not in parts:
+    if options.get("pooling") == "token" and layout.origin.first_patch and "cls" not in parts:
         options["pooling"] = "first_patch"  # without a class token, the first token is a patch
     for name, value in options.items():
         is_recorded = name in declared.fields or name not in assumed
         if is_recorded and (name in fields or name in _NEVER_BY_DEFAULT) and fields.get(name) != value:
-            source = "config.json says" if name in declared.fields else f"checkpoints of {origin.name} have"
+            source = "config.json says" if name in declared.fields else f"checkpoints of {layout.origin.name} have"
             raise UserError(
                 f"{DECLARED[name]} {settings.declared[name]} contradicts the checkpoint: {source} "
                 f"{name}={fields.get(name)!r}; leave {DECLARED[name]} out"
@@ -592,12 +615,36 @@ def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, as
     if fields.get("rotary_embedding") is None:
         fields = {name: value for name, value in fields.items() if not name.startswith("rotary_")}
     fields |= _read_normalization(declared.processor or {}, fields["num_channels"])
-    if FAMILIES[origin.family].is_vit and "num_attention_heads" not in fields:
+    if FAMILIES[layout.origin.family].is_vit and "num_attention_heads" not in fields:
         raise UserError(
             "the weights do not record the number of attention heads; give it with --num-heads, or give the "
             "folder with their config.json"
         )
     return fields
+
+
+def _build_shape_fields(layout: Layout, parts: frozenset[str], declared: Declared, settings: PlanSettings) -> Fields:
+    """Return the config's fields that the shapes of these parts show, for the image size that is given or declared."""
+    try:
+        fields = layout.origin.configure(layout.network(parts, settings.image_size or declared.image_size))
+    except UserError as error:
+        if settings.image_size is not None or declared.image_size is None:
+            raise
+        # The size in question is that of config.json, not an option.
+        raise UserError(f"{MISFIT}: {str(error).replace('--image-size', 'image_size')}") from error
+    return fields | ({"num_hidden_layers": layout.depth} if layout.origin.block_pattern else {})
+
+
+def _refuse_conflicting_config(fields: Fields, declared: Declared, assumed: Mapping[str, str]) -> None:
+    """Raise a UserError if the files beside the weights give a field another value than the weights show."""
+    conflicts: list[str] = []
+    for name, value in declared.fields.items():
+        # Weights show that there is a layer scale, but not the value that it began with.
+        is_shown = name in fields and name not in assumed and name != "layer_scale_init_value"
+        if is_shown and fields[name] != value:
+            conflicts.append(f"it has {name}={value!s:.80}, the weights need {fields[name]}")
+    if conflicts:
+        raise UserError(f"{MISFIT}: {'; '.join(conflicts)}; give the config.json that belongs to these weights")
 
 
 def _read_normalization(processor: Mapping[str, Any], num_channels: int) -> Fields:
@@ -614,11 +661,14 @@ def _read_normalization(processor: Mapping[str, Any], num_channels: int) -> Fiel
 
 def _read_fields(layout: Layout, companions: Companions) -> Fields:
     """Return the config's fields that arrays of the file hold; {} without access to arrays."""
-    rules = {layout.names.normal[name]: rule for name, rule in layout.present.items() if rule.transform in SETTINGS}
     if companions.read is None:
         return {}
-    arrays = {key: companions.read(key) for key in rules}
-    return {rule.parameter: SETTINGS[rule.transform](arrays[key], layout.dims) for key, rule in rules.items()}
+    fields: Fields = {}
+    for name, rule in layout.present.items():
+        if rule.transform in SETTINGS:
+            array = companions.read(layout.names.normal[name])
+            fields[rule.parameter] = SETTINGS[rule.transform](array, layout.dims)
+    return fields
 
 
 def _make_label_fields(size: int | None, declared: Declared, settings: PlanSettings) -> Fields:
@@ -626,18 +676,21 @@ def _make_label_fields(size: int | None, declared: Declared, settings: PlanSetti
 
     `size` is the number of classes of the source's head; None without one.
     """
+    if settings.num_labels is not None:
+        return {"num_labels": settings.num_labels}
     labels = settings.labels
-    size = size if settings.num_labels is None else settings.num_labels
-    if not settings.new_head and size is not None and declared.labels is not None:
+    if labels is None:
+        if size is None:
+            return {}
+        if declared.labels is None:
+            return {"num_labels": size}
         labels = declared.labels
         if len(labels) != size:
             raise UserError(
                 f"{MISFIT}: it names {len(labels)} classes, but the weights have {size}; give the config.json of "
                 "these weights, or names with --labels"
             )
-    if labels is not None:
-        return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
-    return {} if size is None else {"num_labels": size}
+    return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
 
 
 def _build_config(family: str, fields: Fields, resize_to: Pair | None) -> tuple[HfBaseConfig, Resample | None]:
@@ -682,25 +735,34 @@ def _build_rows(
     keys_of_computation: dict[tuple[str, str], list[str]] = {}  # (parameter, computation) -> keys
     for name, rule in layout.present.items():
         key = layout.names.normal[name]
-        if settings.new_head and rule.parameter.startswith(HEADS):
-            ignored[key] = REPLACED
-        elif settings.drop_pre_logits and rule.parameter.startswith(HEADS):
-            ignored[key] = "head of the dropped representation layer"
-        elif settings.drop_pre_logits and rule.parameter.startswith(REPRESENTATION):
-            ignored[key] = "dropped representation layer"
-        elif rule.transform in SETTINGS:
-            ignored[key] = "numbers that go into config.json"
+        reason_to_ignore = _find_reason_to_ignore(rule, settings)
+        if reason_to_ignore is not None:
+            ignored[key] = reason_to_ignore
         elif rule.transform in COMPUTATIONS:
+            # A key without a number, such as a table that all blocks share, is used in the computation for each block.
             for block in range(layout.depth if BLOCK in rule.parameter else 1):
                 keys_of_computation.setdefault((rule.for_block(block).parameter, rule.transform), []).append(key)
         else:
             resampling = resample if rule.parameter == POSITION_TABLE else None
-            for block in range(layout.depth) if rule.stacked else (None,):
+            blocks = range(layout.depth) if rule.stacked else (None,)
+            for block in blocks:
                 rows += _build_array_rows(rule, key, layout.shapes[key], resampling, block)
     for (parameter, transform), (first_key, *other_keys) in keys_of_computation.items():
         shape = parameters.get(parameter, ())
         rows.append(Row(parameter, shape, first_key, layout.shapes[first_key], transform, other_keys=tuple(other_keys)))
     return rows, ignored
+
+
+def _find_reason_to_ignore(rule: KeyRule, settings: PlanSettings) -> str | None:
+    """Return why a key of the table fills no parameter; None if it fills one."""
+    is_head = rule.parameter.startswith(HEADS)
+    if settings.new_head and is_head:
+        return REPLACED
+    if settings.drop_pre_logits and is_head:
+        return "head of the dropped representation layer"
+    if settings.drop_pre_logits and rule.parameter.startswith(REPRESENTATION):
+        return "dropped representation layer"
+    return "numbers that go into config.json" if rule.transform in SETTINGS else None
 
 
 def _build_array_rows(

@@ -262,7 +262,7 @@ def test_nothing_to_compare_is_no_success(golden_case, write_npz, tmp_path: Path
     source = write_npz(weights)
     bad = {
         "has no float array 'images'": {"logits": recording["logits"]},
-        "has no array that can be compared .only images": {"images": images},
+        "has no array that can be compared .it has only images": {"images": images},
         "has no array that can be compared .no stage": {"images": images, "logit": recording["logits"]},
         r"'images' in recording.npz has the shape 1x64x64; write it as": {
             "images": images[..., 0],
