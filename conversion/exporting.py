@@ -90,10 +90,9 @@ def export(
     """
     start = time.perf_counter()
     target = find_target(to)
-    options: dict[str, object] = {"static": static, "spelling": spelling, "preprocessing": preprocessing}
-    options |= {"decoding": decoding, "opset": opset}
-    options |= {"quantize": quantize, "calibrate": calibrate, "agreement": agreement}
-    target.refuse_options(options)
+    graph_options = {"preprocessing": preprocessing, "decoding": decoding, "opset": opset}
+    int8_options = {"quantize": quantize, "calibrate": calibrate, "agreement": agreement}
+    target.refuse_options({"static": static, "spelling": spelling, **graph_options, **int8_options})
     if spelling not in (None, *SPELLINGS):
         raise UserError(f"unknown --spelling {spelling!r}; choose from {', '.join(SPELLINGS)}")
     mode = _find_mode(to, quantize, calibrate)
@@ -110,25 +109,23 @@ def export(
         loaded, processor = open_model(model)
         target.refuse_inexpressible(loaded)
         arrays = target.make_arrays(loaded)
-        if mode is not None and not has_head(loaded):
-            raise UserError(
-                f"--quantize {mode} compares predicted classes, but the model has no classifier; give a "
-                "classifier, or leave --quantize out"
-            )
         if mode is not None:
+            if not has_head(loaded):
+                raise UserError(
+                    f"--quantize {mode} compares predicted classes, but the model has no classifier; give a "
+                    "classifier, or leave --quantize out"
+                )
             refuse_regression(loaded, str(model), "--quantize", "leave it out")
         input_form = IMAGES if preprocessing else target.takes
-        if decoding:
+        if decoding:  # includes the preprocessing
             input_form = ENCODED
         calibration = None
         if calibrate is not None:
             size = as_pair(loaded.config.image_size)
             calibration = Calibration.load(calibrate, processor, size, input_form, agreement or AGREEMENT)
         with deliver_folder(output_folder, force) as folder:
-            graph_options = input_form, mode, calibration, opset
-            outgoing = OutgoingModel(
-                loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], *graph_options
-            )
+            graph_form = input_form, mode, calibration, opset
+            outgoing = OutgoingModel(loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], *graph_form)
             with progress(f"writing {output_folder.name}"), explain_write_errors(output_folder):
                 target.write(outgoing)
             with progress(f"comparing {output_folder.name}"), explain_write_errors(output_folder):
@@ -139,8 +136,8 @@ def export(
                     f"{measured_with}), so nothing was written; please report this"
                 )
             values: dict[str, Any] = {"target": to, "largest_difference": difference, "measured_with": measured_with}
-            certificate = None if mode is None else Certificate.read(folder / CERTIFICATE)
-            quantization = None if certificate is None else certificate.quantization
+            # The record leaves out what the certificate, written by the target, says about the data.
+            quantization = None if mode is None else Certificate.read(folder / CERTIFICATE).quantization
             if quantization is not None:
                 values["quantization"] = quantization.model_dump(exclude={"data", "data_fingerprint"})
             with explain_write_errors(output_folder):
@@ -151,7 +148,11 @@ def export(
 
 
 def _find_mode(to: str, quantize: str | None, calibrate: str | None) -> Mode | None:
-    """Return how the target's graph is quantized; None without quantization."""
+    """Return how the target's graph is quantized; None without quantization.
+
+    Raises:
+        UserError: the target has no such way, or only one of both options is given.
+    """
     if quantize is None:
         if calibrate is not None:
             raise UserError("--calibrate is only used with --quantize; add --quantize, or leave --calibrate out")

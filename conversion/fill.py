@@ -2,8 +2,9 @@
 
 import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -52,34 +53,47 @@ def load_weights(
     weights = Weights()
     # Group the rows by array, so that an array that stacks all blocks is read once.
     groups = [(key, list(rows)) for key, rows in groupby(plan.rows, key=lambda row: row.key)]
-    unread_keys = deque(key for key, _ in groups if key is not None)
+    arrays = _read_ahead(reader, [key for key, _ in groups if key is not None])
+    with closing(arrays):
+        for key, rows in groups:
+            if key is None:
+                for row in rows:
+                    weights.state[plan.parameter_name(row)] = torch.zeros(row.parameter_shape, dtype=dtype)
+                continue
+            source = next(arrays)
+            for row in rows:
+                weights.state[plan.parameter_name(row)] = (
+                    _compute(reader, row, plan.config.grid, dtype) if row.other_keys else _move(source, row, dtype)
+                )
+            if source.dtype == torch.float64 and dtype != torch.float64:
+                num_inexact = _count_inexact_values(source, dtype, key)
+                if num_inexact:
+                    weights.rounded[key] = num_inexact
+            advance(4 * source.numel())
+    return weights
+
+
+def _read_ahead(reader: CheckpointReader, keys: Iterable[str]) -> Generator[torch.Tensor]:
+    """Yield arrays in the order of the keys, while threads read the next ones; closing it drops the unread ones."""
     with ThreadPoolExecutor(THREADS) as pool:
         reads = deque[Future[torch.Tensor]]()
         try:
-            for key, rows in groups:
-                if key is None:
-                    for row in rows:
-                        weights.state[plan.parameter_name(row)] = torch.zeros(row.parameter_shape, dtype=dtype)
-                    continue
-                while unread_keys and len(reads) < AHEAD:
-                    reads.append(pool.submit(reader.read_floats, unread_keys.popleft()))
-                source = reads.popleft().result()
-                for row in rows:
-                    weights.state[plan.parameter_name(row)] = (
-                        _compute(reader, row, plan.config.grid, dtype) if row.other_keys else _move(source, row, dtype)
-                    )
-                if source.dtype == torch.float64 and dtype != torch.float64:
-                    cast_array = source.to(dtype)
-                    if not bool(torch.isfinite(cast_array).all()):
-                        raise UserError(
-                            f"'{key}' holds values beyond the range of {dtype}; the file is damaged: download it again"
-                        )
-                    if num_inexact := int((cast_array.double() != source).sum()):
-                        weights.rounded[key] = num_inexact
-                advance(4 * source.numel())
+            for key in keys:
+                reads.append(pool.submit(reader.read_floats, key))
+                if len(reads) == AHEAD:
+                    yield reads.popleft().result()
+            while reads:
+                yield reads.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
-    return weights
+
+
+def _count_inexact_values(source: torch.Tensor, dtype: torch.dtype, key: str) -> int:
+    """Return how many values change in a narrower dtype; raise a UserError if one is beyond its range."""
+    rounded = source.to(dtype)
+    if not bool(torch.isfinite(rounded).all()):
+        raise UserError(f"'{key}' holds values beyond the range of {dtype}; the file is damaged: download it again")
+    return int((rounded.double() != source).sum())
 
 
 def _compute(reader: CheckpointReader, row: Row, grid: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
@@ -96,27 +110,28 @@ def _compute(reader: CheckpointReader, row: Row, grid: tuple[int, int], dtype: t
 
 def _move(source: torch.Tensor, row: Row, dtype: torch.dtype) -> torch.Tensor:
     """Return the row's parameter, contiguous, and a copy if it is only a part of the source array."""
-    tensor = TRANSFORMS[row.transform].apply(row.select(source))
+    values = TRANSFORMS[row.transform].apply(row.select(source))
     if row.resample is not None:
         # The original resamples in double precision (scipy.ndimage.zoom) and rounds once, at the end.
         resample = row.resample
-        tensor = resample_position_table(
-            tensor.double(), resample.old_grid, resample.new_grid, resample.prefix, resample.mode, resample.offset
+        values = resample_position_table(
+            values.double(), resample.old_grid, resample.new_grid, resample.prefix, resample.mode, resample.offset
         )
-    tensor = tensor.to(dtype).contiguous()
-    shares_memory = tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    parameter = values.to(dtype).contiguous()
+    shares_memory = parameter.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
     # A view of a larger array would keep all of it in memory, and could not be saved.
-    return tensor.clone() if shares_memory and tensor.numel() < source.numel() else tensor
+    return parameter.clone() if shares_memory and parameter.numel() < source.numel() else parameter
 
 
 def build_model(plan: Plan, state: dict[str, torch.Tensor]) -> PreTrainedModel:
     """Build the planned model with this state, in the state's dtype, without initializing parameters first."""
     dtype = next(iter(state.values())).dtype
-    loaded: Any = plan.model_class.from_pretrained(
+    model_class: Any = plan.model_class
+    model, info = model_class.from_pretrained(
         None, config=copy.deepcopy(plan.config), state_dict=state, dtype=dtype, output_loading_info=True
     )
-    model, info = loaded
-    if problems := {problem: names for problem, names in info.items() if names}:
+    problems = {problem: names for problem, names in info.items() if names}  # such as "missing_keys"
+    if problems:
         raise RuntimeError(f"the converted weights do not fit the model ({problems}); please report this")
     return model.eval()
 

@@ -74,11 +74,11 @@ class Source:
             return self.dense_head.model_class
         if self.family is None:
             return None
-        names: Any = self.stored.get("architectures")
-        door = self.family.find_task(get_first_class_name(names))
+        architectures: Any = self.stored.get("architectures")
+        door = self.family.find_task(get_first_class_name(architectures))
         if door is None:
             raise UserError(
-                f"config.json of {self.name} has architectures={names}, which is not a model class of hf_vit; "
+                f"config.json of {self.name} has architectures={architectures}, which is not a model class of hf_vit; "
                 "give a folder that save_pretrained of an hf_vit model wrote"
             )
         return self.family.classes[door]
@@ -102,7 +102,7 @@ class Source:
             return self.plan.config
         with explain_load_errors(self.name):
             config = self.family.config_class.from_dict(self._model_fields)
-            config.to_dict()  # raises errors now that saving would raise later
+            config.to_dict()  # raises now what saving would raise later
         return config
 
     @cached_property
@@ -146,7 +146,7 @@ class Source:
         return model.eval()
 
     def processor(self) -> Any:
-        """Return the image processor for the pixels that the model was trained on."""
+        """Return the image processor that makes the pixels that the model was trained on."""
         if self.model_class is None:
             return build_processor(self.plan)
         from transformers import AutoImageProcessor
@@ -156,14 +156,12 @@ class Source:
 
     def require_config(self) -> None:
         """Raise a UserError for a folder without config.json, and suggest a folder inside that has one."""
-        if self.path is not None and self.path.is_dir() and not (self.path / CONFIG).is_file():
-            subfolders = sorted(str(config.parent) for config in self.path.glob(f"*/{CONFIG}"))
-            hint = (
-                f"did you mean {subfolders[-1]}?"
-                if subfolders
-                else "give a folder that save_pretrained or hf-vit wrote"
-            )
-            raise UserError(f"{self.name} is not the folder of a model, because it has no config.json; {hint}")
+        if self.path is None or not self.path.is_dir() or (self.path / CONFIG).is_file():
+            return
+        hint = "give a folder that save_pretrained or hf-vit wrote"
+        if subfolders := sorted(str(config.parent) for config in self.path.glob(f"*/{CONFIG}")):
+            hint = f"did you mean {subfolders[-1]}?"
+        raise UserError(f"{self.name} is not the folder of a model, because it has no config.json; {hint}")
 
 
 def find_source(name: str | os.PathLike[str], *, revision: str | None = None, with_variants: bool = False) -> Source:
@@ -181,10 +179,12 @@ def find_source(name: str | os.PathLike[str], *, revision: str | None = None, wi
         UserError: there is no such model, or its files refer to other paths or to code outside this package.
     """
     name = str(name)
-    path = Path(name.removeprefix(TIMM)).expanduser()
     is_timm = name.startswith(TIMM)
-    is_local_model = is_local(path) and (not is_timm or (name != TIMM and path.is_dir()))
-    is_downloaded_later = is_timm or "://" in name
+    path = Path(name.removeprefix(TIMM)).expanduser()
+    is_local_model = is_local(path)
+    if is_timm:  # what follows may only be a folder; nothing would be the working folder
+        is_local_model = is_local_model and name != TIMM and path.is_dir()
+    is_downloaded_later = not is_local_model and (is_timm or "://" in name)
     if revision is not None and (is_local_model or is_downloaded_later):
         raise UserError(
             f"revision {revision!r} can only be used with a model on the Hub, but {name} is not one; leave it out"
@@ -192,18 +192,18 @@ def find_source(name: str | os.PathLike[str], *, revision: str | None = None, wi
     if is_local_model:
         return _open_source_folder(name, path) if path.is_dir() else Source(name, path)
     if is_downloaded_later:
-        return Source(name)
+        return Source(name)  # it is downloaded when the checkpoint is first read
     if with_variants and looks_like_variant(name):
         return Source(name, fresh=variant_config(name))
     match = _AT_REVISION.fullmatch(name)
     if match is None:
         raise UserError(f"there is no file or folder {name}; give a path, or owner/name of a model on the Hub")
     try:
-        path = download_model(match["repo"], revision or match["revision"])
+        folder = download_model(match["repo"], revision or match["revision"])
     except UserError as error:
         variant = " or variant" if with_variants else ""
         raise UserError(f"there is no folder{variant} {name}, and it cannot be loaded from the Hub: {error}") from error
-    return _open_source_folder(f"{name}@{revision}" if revision else name, path, is_on_hub=True)
+    return _open_source_folder(f"{name}@{revision}" if revision else name, folder, is_on_hub=True)
 
 
 def _open_source_folder(name: str, folder: Path, is_on_hub: bool = False) -> Source:

@@ -243,7 +243,8 @@ class NpzReader(CheckpointReader):
         """Return the array's key, the member's name without .npy; raise a UserError for an unsafe name."""
         # Check the raw name, as zipfile normalizes NULs and, on some systems, separators.
         name, raw = info.filename, info.orig_filename
-        if re.search(r"[\\\0]|^[A-Za-z]:", raw) or {"", ".", ".."} & {*name.split("/")} or len(raw) > MAX_NAME:
+        has_unsafe_characters = re.search(r"[\\\0]|^[A-Za-z]:", raw)  # a backslash, NUL, or drive of Windows
+        if has_unsafe_characters or {"", ".", ".."} & {*name.split("/")} or len(raw) > MAX_NAME:
             raise UserError(
                 f"{self.path.name} holds a member with the unsafe name {raw[:80]!r}; do not use this file, but "
                 "download the original"
@@ -254,8 +255,8 @@ class NpzReader(CheckpointReader):
             )
         return name.removesuffix(".npy")
 
-    def _read_member(self, info: zipfile.ZipInfo, file_size: int) -> Member:
-        """Read a .npy header and check its size against the archive's."""
+    def _refuse_member(self, info: zipfile.ZipInfo, file_size: int) -> None:
+        """Raise an error for a member that is encrypted, compressed in another way than NumPy's, or impossible."""
         if info.flag_bits & 0x1:
             raise UserError(
                 f"'{info.filename}' in {self.path.name} is encrypted, so hf_vit cannot read it; unpack the file "
@@ -271,6 +272,15 @@ class NpzReader(CheckpointReader):
         ratio = 1 if info.compress_type == zipfile.ZIP_STORED else MAX_DEFLATE_RATIO
         if info.file_size > info.compress_size * ratio:
             raise ValueError(f"its {info.compress_size} compressed bytes cannot expand to {info.file_size}")
+
+    def _read_member(self, info: zipfile.ZipInfo, file_size: int) -> Member:
+        """Read a .npy header and check its size against the archive's.
+
+        Raises:
+            UserError: the member is intact, but not one that NumPy writes for plain numbers.
+            ValueError: the member is damaged.
+        """
+        self._refuse_member(info, file_size)
         with self._zip.open(info) as member:
             file = io.BytesIO(member.read(MAX_NPY_HEADER))
         version = npy.read_magic(file)
@@ -305,20 +315,25 @@ class NpzReader(CheckpointReader):
         if not is_bfloat16 and (dtype.kind != "f" or dtype.itemsize not in (2, 4, 8)):
             raise self._make_dtype_error(key, dtype)
         with self._translate_errors(f"is damaged at '{key}'"):
-            data = memoryview(bytearray(info.file_size))
-            if info.compress_type == zipfile.ZIP_STORED:  # read directly, as zipfile would copy the bytes
-                with self.path.open("rb") as file:
-                    file.seek(_read_data_offset(info, file))
-                    if file.readinto(data) != len(data) or zlib.crc32(data) != info.CRC:
-                        raise ValueError("its checksum is wrong")
-            else:
-                with self._zip.open(info) as file:  # verifies the checksum when the last byte is read
-                    if cast("io.BufferedIOBase", file).readinto(data) != len(data) or file.read(1):
-                        raise ValueError("it is shorter or longer than its header says")
+            data = self._read_bytes(info)
             flat = np.frombuffer(data, np.dtype("<i2") if is_bfloat16 else dtype, offset=header_bytes)
             array = flat.reshape(shape, order="F" if is_fortran else "C")
             tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
         return self._check_floats(key, tensor.view(torch.bfloat16) if is_bfloat16 else tensor)
+
+    def _read_bytes(self, info: zipfile.ZipInfo) -> memoryview:
+        """Return a member's bytes, writable; raise a ValueError for a wrong checksum or length."""
+        data = memoryview(bytearray(info.file_size))
+        if info.compress_type == zipfile.ZIP_STORED:  # read directly, as zipfile would copy the bytes
+            with self.path.open("rb") as file:
+                file.seek(_read_data_offset(info, file))
+                if file.readinto(data) != len(data) or zlib.crc32(data) != info.CRC:
+                    raise ValueError("its checksum is wrong")
+        else:
+            with self._zip.open(info) as file:  # verifies the checksum when the last byte is read
+                if cast("io.BufferedIOBase", file).readinto(data) != len(data) or file.read(1):
+                    raise ValueError("it is shorter or longer than its header says")
+        return data
 
 
 @final
@@ -366,10 +381,16 @@ class TorchReader(CheckpointReader):
         self._opened.callback(self._tensors.clear)
         if not self._tensors:
             raise UserError(f"{self.path.name} holds no tensors; give a checkpoint: {READABLE}")
+        self._refuse_tensors(members)
+        self._storage_uses = Counter(tensor.untyped_storage().data_ptr() for tensor in self._tensors.values())
+        return {key: tuple(tensor.shape) for key, tensor in self._tensors.items()}
+
+    def _refuse_tensors(self, members: Mapping[int, int]) -> None:
+        """Raise a UserError unless every tensor is dense, within its member, and has its memory for itself."""
         for key, tensor in self._tensors.items():
             _refuse_unsafe_key(key, self.path.name)
-            is_view = tensor.layout != torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
-            if is_view or tensor.device.type != "cpu":
+            is_special = tensor.layout != torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+            if is_special or tensor.device.type != "cpu":
                 raise UserError(
                     f"'{key}' in {self.path.name} is not a dense tensor on the CPU; save it as tensor.to_dense().cpu()"
                 )
@@ -377,17 +398,16 @@ class TorchReader(CheckpointReader):
         for key, tensor in self._tensors.items():
             if _overlaps_itself(tensor):
                 raise UserError(f"'{key}' in {self.path.name} has elements that share memory; save tensor.clone()")
-        total = sum(4 * tensor.numel() for tensor in self._tensors.values())
+        total = sum(4 * tensor.numel() for tensor in self._tensors.values())  # bytes in float32
         size = self.path.stat().st_size
         if total > MAX_GROWTH * size:
             raise UserError(
                 f"{self.path.name} has {size:,} bytes, but its tensors need {total:,}, because they share memory; "
                 "save tensor.clone() of each instead"
             )
-        self._storage_uses = Counter(tensor.untyped_storage().data_ptr() for tensor in self._tensors.values())
-        return {key: tuple(tensor.shape) for key, tensor in self._tensors.items()}
 
     def read_floats(self, key: str) -> torch.Tensor:
+        """Return a tensor mapped from the file; a copy if another tensor has the same storage."""
         tensor = self._check_floats(key, self._tensors[key])
         return tensor.clone() if self._storage_uses[tensor.untyped_storage().data_ptr()] > 1 else tensor
 
@@ -446,7 +466,9 @@ class TorchReader(CheckpointReader):
             return misfits
 
         begins = [begin for begin in members if (first - begin) % mmap.PAGESIZE == 0]
-        for key, size in min(map(find_misfits, begins or [0]), key=len):
+        fewest_misfits = min(map(find_misfits, begins or [0]), key=len)
+        if fewest_misfits:
+            key, size = fewest_misfits[0]
             raise UserError(
                 f"{self.path.name} is damaged: '{key}' has the shape {list(tensors[key].shape)}, but {size} bytes "
                 "are stored; download the file again"
@@ -464,10 +486,16 @@ class ShardedReader(CheckpointReader):
             raise UserError(f"{self.path.name} has no 'weight_map' with the file of each key; download the file again")
         self._file_names = {key: str(name) for key, name in cast("dict[str, Any]", weight_map).items()}
         names = sorted(set(self._file_names.values()))
-        # Plain names without folders, so that an index cannot name files elsewhere.
-        if len(names) > MAX_SHARDS or not all(re.fullmatch(r"[\w-][\w.-]{0,199}", name) for name in names):
+        if len(names) > MAX_SHARDS:
             raise UserError(
-                f"{self.path.name} lists the file {names[0][:80]!r}, which is no shard's name; download the index again"
+                f"{self.path.name} lists {len(names)} files, but hf_vit reads at most {MAX_SHARDS}; download the index "
+                "again"
+            )
+        # Plain names without folders, so that an index cannot name files elsewhere.
+        bad_name = next((name for name in names if not re.fullmatch(r"[\w-][\w.-]{0,199}", name)), None)
+        if bad_name is not None:
+            raise UserError(
+                f"{self.path.name} lists the file {bad_name[:80]!r}, which is no shard's name; download the index again"
             )
         self._readers: dict[str, CheckpointReader] = {}
         for name in names:
@@ -556,17 +584,18 @@ def open_file(path: Path) -> CheckpointReader:
         head = file.read(16)
     if not head:
         raise UserError(f"{path.name} is empty; download the file again")
-    if head.startswith(b"PK"):
+    if head.startswith(b"PK"):  # a zip archive; PyTorch's has a pickle
         try:
             with zipfile.ZipFile(path) as archive:
                 is_torch = any(re.search(r"(^|/)data\.pkl$", name) for name in archive.namelist())
         except Exception:  # damaged; the reader reports how
             is_torch = False
         return TorchReader(path) if is_torch else NpzReader(path)
+    # A .safetensors file begins with the length of its header, 8 bytes, and the header, a JSON object.
     if head[8:9] == b"{" and 0 < int.from_bytes(head[:8], "little") <= path.stat().st_size:
         return SafetensorsReader(path)
-    kind = next((kind for signature, kind in _SIGNATURES.items() if head.startswith(signature)), None)
-    kind = kind or "not an .npz, .safetensors or PyTorch file: it is damaged or has another format"
+    unknown = "not an .npz, .safetensors or PyTorch file: it is damaged or has another format"
+    kind = next((kind for signature, kind in _SIGNATURES.items() if head.startswith(signature)), unknown)
     raise UserError(f"{path.name} is {kind}; give {READABLE}")
 
 
@@ -580,17 +609,7 @@ def _open_folder(folder: Path) -> CheckpointReader:
         )
     if not configs:
         raise UserError(f"{folder} has no {CONFIG}; give a weight file, or a folder that transformers or timm saved")
-    processor: object = None
-    if (folder / PROCESSOR).is_file():
-        processor = read_json(folder / PROCESSOR)
-    elif (folder / FULL_PROCESSOR).is_file():
-        processor = read_json(folder / FULL_PROCESSOR).get("image_processor")
-    if not isinstance(processor, dict | None):
-        raise UserError(
-            f"{FULL_PROCESSOR} has image_processor={processor!r:.80}, but an object with fields is needed; "
-            "download the file again"
-        )
-    companions = Companions(read_json(configs[0]), processor)
+    companions = Companions(read_json(configs[0]), _read_image_processor(folder))
     weights = [name for name in WEIGHTS if (folder / name).is_file() or (folder / f"{name}.index.json").is_file()]
     if not weights:
         raise UserError(
@@ -603,14 +622,31 @@ def _open_folder(folder: Path) -> CheckpointReader:
     return reader
 
 
+def _read_image_processor(folder: Path) -> dict[str, Any] | None:
+    """Return the fields of the folder's image processor; None if no file has them."""
+    if (folder / PROCESSOR).is_file():
+        return read_json(folder / PROCESSOR)
+    if not (folder / FULL_PROCESSOR).is_file():
+        return None
+    processor: Any = read_json(folder / FULL_PROCESSOR).get("image_processor")
+    if not isinstance(processor, dict | None):
+        raise UserError(
+            f"{FULL_PROCESSOR} has image_processor={processor!r:.80}, but an object with fields is needed; "
+            "download the file again"
+        )
+    return processor
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of reasonable size; raise a UserError that says what else the file is."""
     limits = f"hf_vit reads at most {MAX_JSON_BYTES:,} bytes and {MAX_JSON_VALUES:,} values; give the model's own file"
     try:
-        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
             raise UserError(f"{path.name} has {size:,} bytes; {limits}")
         text = path.read_bytes()
-        if (count := sum(map(text.count, (b",", b"[", b"{")))) > MAX_JSON_VALUES:
+        count = sum(map(text.count, (b",", b"[", b"{")))  # about as many as values
+        if count > MAX_JSON_VALUES:
             raise UserError(f"{path.name} has {count:,} values; {limits}")
         content: object = json.loads(text)
     except UserError:
@@ -627,10 +663,11 @@ def are_finite(tensor: torch.Tensor) -> bool:
 
     NumPy checks them in one thread; torch's threads would wait for more work on cores that others use.
     """
-    if exponent := _EXPONENTS.get(tensor.dtype):
+    exponent = _EXPONENTS.get(tensor.dtype)
+    if exponent is not None:
         return not bool((tensor.view(torch.int16).numpy() & exponent == exponent).any())
     array = tensor.numpy()
-    with np.errstate(all="ignore"):  # a sum is faster to compute, but may overflow
+    with np.errstate(all="ignore"):  # a finite sum is enough and faster to compute, but it may overflow
         return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
 
 
@@ -665,8 +702,8 @@ def _refuse_memory_attack(data: bytes, file_name: str) -> None:
     arguments and any number of times. A state dict needs no copies of objects.
     """
     memo: dict[int, str] = {}  # index in the pickle's memo -> name of the callable
-    callable_name = ""
-    open_call = ""
+    callable_name = ""  # of the callable that the last instruction put on the stack; "" if it put none
+    open_call = ""  # the callable in `_COPYING` whose arguments are being collected, up to its REDUCE
     builds = 0
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         name = opcode.name
@@ -674,7 +711,7 @@ def _refuse_memory_attack(data: bytes, file_name: str) -> None:
             raise UserError(f"{file_name} has a pickle of over {MAX_OPCODES} instructions, which is {_SAVE_TENSORS}")
         if open_call and name in ("BINGET", "LONG_BINGET", "GLOBAL", "BINPERSID"):
             raise UserError(f"{file_name} has a pickle that copies values into {open_call}, which is {_SAVE_TENSORS}")
-        if name in ("BINPUT", "LONG_BINPUT"):
+        if name in ("BINPUT", "LONG_BINPUT"):  # stores the top of the stack, and leaves it there
             memo[int(argument or 0)] = callable_name
             continue
         callable_name = ""
@@ -691,11 +728,12 @@ def _refuse_memory_attack(data: bytes, file_name: str) -> None:
             raise UserError(
                 f"{file_name} holds more than tensors, numbers and text ({calls}), which is {_SAVE_TENSORS}"
             )
-        open_call = callable_name if callable_name in _COPYING else open_call
+        if callable_name in _COPYING:
+            open_call = callable_name
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Return whether two elements of a tensor may share memory."""
+    """Return whether two elements of a tensor may share memory: an axis steps less far than those inside it reach."""
     extent = 0
     for step, side in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if side > 1 and step <= extent:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hf_vit.conversion.fill import load_weights
 from hf_vit.conversion.origins import google
 from hf_vit.conversion.origins.registry import guess_kind
@@ -38,18 +40,27 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
                 "such a checkpoint"
             )
         plan = make_plan(reader.shapes, PlanSettings(), file_name=name)
-        sizes = {field: getattr(plan.config, field) for field in ("stage_depths", "stem_width", "num_channels")}
-        mismatches: list[str] = []
-        for field, value in {**sizes, "layer_norm_eps": google.BIT_EPSILON}.items():
-            if (model_value := getattr(body.config, field)) != value:
-                mismatches.append(f"{field}={value} (the model has {model_value})")
-        if mismatches:
-            raise UserError(
-                f"{name} fits only a hybrid model with {', '.join(mismatches)}; build the model with these config "
-                "values"
-            )
+        _refuse_other_sizes(body.config, plan.config, name)
         state = load_weights(reader, plan).state
-    body_rows = [row for row in plan.rows if row.parameter.startswith("encoder.")]
-    stem.load_state_dict({row.parameter.removeprefix("encoder."): state[plan.parameter_name(row)] for row in body_rows})
     report = dict.fromkeys(plan.consumed, "head of the ResNet") | dict(plan.ignored)
-    return report | {str(row.key): row.parameter.replace("encoder", google.STEM, 1) for row in body_rows}
+    stem_state: dict[str, torch.Tensor] = {}
+    for row in plan.rows:
+        if row.parameter.startswith("encoder."):
+            stem_state[row.parameter.removeprefix("encoder.")] = state[plan.parameter_name(row)]
+            report[str(row.key)] = row.parameter.replace("encoder", google.STEM, 1)
+    stem.load_state_dict(stem_state)
+    return report
+
+
+def _refuse_other_sizes(config: Any, resnet_config: Any, name: str) -> None:
+    """Raise a UserError unless the stem of a hybrid has the sizes and the epsilon of the ResNet named `name`."""
+    needed = {field: getattr(resnet_config, field) for field in ("stage_depths", "stem_width", "num_channels")}
+    mismatches: list[str] = []
+    for field, value in {**needed, "layer_norm_eps": google.BIT_EPSILON}.items():
+        model_value = getattr(config, field)
+        if model_value != value:
+            mismatches.append(f"{field}={value} (the model has {model_value})")
+    if mismatches:
+        raise UserError(
+            f"{name} fits only a hybrid model with {', '.join(mismatches)}; build the model with these config values"
+        )
