@@ -136,8 +136,8 @@ def export(
                     f"{measured_with}), so nothing was written; please report this"
                 )
             values: dict[str, Any] = {"target": to, "largest_difference": difference, "measured_with": measured_with}
-            # The record leaves out what the certificate, written by the target, says about the data.
-            quantization = None if mode is None else Certificate.read(folder / CERTIFICATE).quantization
+            certificate = None if mode is None else Certificate.read(folder / CERTIFICATE)  # the target wrote it
+            quantization = None if certificate is None else certificate.quantization
             if quantization is not None:
                 values["quantization"] = quantization.model_dump(exclude={"data", "data_fingerprint"})
             with explain_write_errors(output_folder):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -54,7 +55,11 @@ def read_size(value: object) -> Pair:
 
 
 def read_labels(path: str | Path) -> list[str]:
-    """Read the class names in order, from a text file with one name per line or a JSON list of strings."""
+    """Read the class names in order, from a text file with one name per line or a JSON list of strings.
+
+    Raises:
+        UserError: the file does not exist or cannot be read, or a name is empty or occurs twice.
+    """
     path = Path(path)
     if not path.is_file():
         raise UserError(f"there is no label file {path}; give a text file with a class name per line, or a JSON list")
@@ -70,7 +75,8 @@ def read_labels(path: str | Path) -> list[str]:
     labels: list[str] = names
     if not labels or not all(label.strip() for label in labels):
         raise UserError(f"{path.name} holds {'an empty' if labels else 'no'} class name; write one name per line")
-    if repeated_labels := sorted({label for label in labels if labels.count(label) > 1}):
+    repeated_labels = sorted(label for label, count in Counter(labels).items() if count > 1)
+    if repeated_labels:
         raise UserError(
             f"{path.name} has {', '.join(repeated_labels[:3])} more than once; give every class a different name"
         )
@@ -143,6 +149,7 @@ def from_transformers(processor: Mapping[str, Any]) -> Fields:
             "preprocessor_config.json has no known field, such as image_mean; download the file again, or remove it"
         )
     fields = {**_PROCESSORS[kind], **values}
+    # Older files give one number, which for some processors is the shorter side, for the others both sides.
     if isinstance(fields.get("size"), int) and kind in ("ViTHybrid", "CLIP", "Bit", "Siglip"):
         fields["size"] = {"shortest_edge": fields["size"]}
     for name in ("size", "crop_size"):
@@ -250,49 +257,68 @@ IMAGE_TOWERS = {name: f"{name}_vision_model" for name in ("clip", "siglip", "sig
 
 
 def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declared:
-    """Return the facts in transformers' files beside the weights; empty for a single weight file."""
+    """Return the facts in transformers' files beside the weights; empty for a single weight file.
+
+    Raises:
+        UserError: config.json is of another `model_type` than these, or has a value that is not valid.
+    """
     config_file = companions.config
     if config_file is None:
         return Declared()
-    kind = config_file.get("model_type")
-    config = config_file
-    if not isinstance(kind, str) or kind not in model_types:
+    file_type = config_file.get("model_type")
+    if not isinstance(file_type, str) or file_type not in model_types:
         raise UserError(
-            f"config.json has model_type {kind!r:.80}, but the weights have the keys of "
+            f"config.json has model_type {file_type!r:.80}, but the weights have the keys of "
             f"{' or '.join(model_types)}; give the config.json that belongs to these weights"
         )
-    if kind in IMAGE_TOWERS:
-        tower_config: object = config_file.get("vision_config") or {}
-        if not isinstance(tower_config, Mapping):
-            raise UserError(
-                f"config.json has vision_config={tower_config!r:.80}, but an object with the vision model's "
-                "fields is needed; download the file again"
-            )
-        kind = IMAGE_TOWERS[kind]
-        config = {str(name): value for name, value in tower_config.items()}
-    validated = validate_values(TransformersConfig, DEFAULTS[kind] | dict(config), "config.json")
+    config = _select_tower_config(config_file) if file_type in IMAGE_TOWERS else config_file
+    model_type = IMAGE_TOWERS.get(file_type, file_type)
+    validated = validate_values(TransformersConfig, DEFAULTS[model_type] | dict(config), "config.json")
     values = validated.model_dump(exclude_none=True)
     fields = {hf_vit_name: values[name] for name, hf_vit_name in FIELD_NAMES.items() if name in values}
     if "patch_size" in values:
         fields["patch_size"] = shorten_pair(read_size(values["patch_size"]))
     size = read_size(values.get("image_size"))
-    id2label = validate_values(Classes, config_file, "config.json").id2label or {}
+    labels = _read_config_labels(config_file)
+    processor = companions.processor
+    if processor is None:
+        processor = _assume_processor(model_type, size)
+    return Declared(fields, size, labels, None if processor is None else from_transformers(processor))
+
+
+def _select_tower_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the image tower's part of the config of a model with two towers."""
+    tower_config: object = config.get("vision_config") or {}
+    if not isinstance(tower_config, Mapping):
+        raise UserError(
+            f"config.json has vision_config={tower_config!r:.80}, but an object with the vision model's "
+            "fields is needed; download the file again"
+        )
+    return {str(name): value for name, value in tower_config.items()}
+
+
+def _read_config_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the names of the classes in their order; None for transformers' default names or for none."""
+    id2label = validate_values(Classes, config, "config.json").id2label or {}
     class_names = [id2label.get(str(index)) for index in range(len(id2label))]
     if None in class_names:
         raise UserError(
             f"config.json has no name for class {class_names.index(None)} in id2label; add it, or download it again"
         )
-    labels = None if class_names == [f"LABEL_{i}" for i in range(len(class_names))] else read_class_names(class_names)
-    processor = companions.processor
-    if processor is None:  # use the preprocessing of released models of that type
-        whole_image = {"height": size[0], "width": size[1]}
-        shortest, colors = {"shortest_edge": min(size)}, {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
-        processor = {
-            "clip": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
-            "siglip": {"image_processor_type": "SiglipImageProcessor", "size": whole_image},
-            "siglip2": {"image_processor_type": "Siglip2ImageProcessor"},
-            "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **colors},
-            "aimv2": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
-            "dinov3_vit": {"image_processor_type": "DINOv3ViTImageProcessor"},
-        }.get(re.sub(r"_vision_model|_with_registers", "", kind))
-    return Declared(fields, size, labels, None if processor is None else from_transformers(processor))
+    default_names = [f"LABEL_{i}" for i in range(len(class_names))]
+    return None if class_names == default_names else read_class_names(class_names)
+
+
+def _assume_processor(model_type: str, size: Pair) -> Fields | None:
+    """Return the fields of released models' preprocessor_config.json for (height, width); None if they have none."""
+    whole_image = {"height": size[0], "width": size[1]}
+    shortest, colors = {"shortest_edge": min(size)}, {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
+    processors: dict[str, Fields] = {
+        "clip": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
+        "siglip": {"image_processor_type": "SiglipImageProcessor", "size": whole_image},
+        "siglip2": {"image_processor_type": "Siglip2ImageProcessor"},
+        "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **colors},
+        "aimv2": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
+        "dinov3_vit": {"image_processor_type": "DINOv3ViTImageProcessor"},
+    }
+    return processors.get(re.sub(r"_vision_model|_with_registers", "", model_type))

@@ -83,15 +83,17 @@ def _recognizes_dino(shapes: Shapes) -> bool:
 def _select_dino_names(shapes: Shapes) -> KeyNames:
     """Return the names of the keys; blocks stored in chunks are numbered over all chunks."""
     names = unwrap(shapes, timm.PATCHES, _DINO_IGNORED)
-    chunk_of = {match[2]: match[1] for name in names.normal if (match := _CHUNKED.fullmatch(name))}
+    chunk_of_block = {match[2]: match[1] for name in names.normal if (match := _CHUNKED.fullmatch(name))}
     normal = {_CHUNKED.sub(r"blocks.\2.\3", name): key for name, key in names.normal.items()}
     if len(normal) != len(names.normal):
         raise UserError("the file holds the same block in two chunks; keep it in one chunk and save the file again")
 
     def spell(name: str) -> str:
         match = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
-        chunk = chunk_of.get(match[1], "0") if match and chunk_of else None
-        return names.spell(name if match is None or chunk is None else f"blocks.{chunk}.{match[1]}.{match[2]}")
+        if match is None or not chunk_of_block:
+            return names.spell(name)
+        chunk = chunk_of_block.get(match[1], "0")  # a block without any key: name the first chunk
+        return names.spell(f"blocks.{chunk}.{match[1]}.{match[2]}")
 
     renamed = rename_keys(KeyNames(normal, names.ignored, spell), {"reg_token": "register_tokens"})
     return timm.with_swiglu(_with_linear_head(renamed, shapes), shapes)

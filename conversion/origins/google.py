@@ -7,7 +7,7 @@ The original code reads both by renumbering each kind, and so does this module.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from hf_vit.conversion.origins.origin import (
     make_resnet_rules,
     shorten_pair,
 )
+from hf_vit.conversion.origins.wrapped import find_first_reason
 from hf_vit.conversion.readers import Shapes
 from hf_vit.errors import UserError
 
@@ -98,7 +99,7 @@ def _select_names_below(
         prefix_pattern = re.escape(prefix.removesuffix("img/"))
         reasons |= {prefix_pattern + pattern: reason for pattern, reason in _OTHER_TOWER.items()}
     for key in keys:
-        reason = next((reason for pattern, reason in reasons.items() if re.fullmatch(pattern, key)), None)
+        reason = find_first_reason(reasons, key)
         if reason is None:
             # Keys outside the prefix keep their full name, for which there is no rule, so they are left over.
             names.normal[key.removeprefix(prefix) if key.startswith(prefix) else f"/{key}"] = key
@@ -163,7 +164,7 @@ def _renumber(names: KeyNames) -> KeyNames:
     for name in names.normal:
         scope = _SCOPE.fullmatch(name)
         module = _NUMBERED.fullmatch(scope[3]) if scope else None
-        if scope and module and module[2] == str(int(module[2])):
+        if scope and module and module[2] == str(int(module[2])):  # leading zeros are no number of a module
             numbers[scope[2], module[1]].add(int(module[2]))
     new_names: dict[tuple[str, str], str] = {}  # (scope, module) -> module with its rank as its number
     for (scope, kind), module_numbers in numbers.items():
@@ -306,20 +307,25 @@ def _select_big_vision_names(shapes: Shapes) -> KeyNames:
     names = _select_names_below(prefixes, "encoders", shapes)
     prefix = names.spell("")
     new_names = {name: _BV_TABLE for name in _OLD_TABLES if name in names.normal}  # name in the file -> current name
-    if "probe" in names.normal:  # a MAP head that is not in a module of its own
+    has_inlined_head = "probe" in names.normal  # a MAP head that is not in a module of its own
+    if has_inlined_head:
         new_names |= {name: f"{_HEAD}/{name}" for name in names.normal if _INLINED.fullmatch(name)}
-    current_names = [new_names.get(name, name) for name in names.normal]
-    if repeated_names := sorted({name for name in current_names if current_names.count(name) > 1}):
+    counts = Counter(new_names.get(name, name) for name in names.normal)
+    repeated_names = sorted(name for name, count in counts.items() if count > 1)
+    if repeated_names:
         raise UserError(
             f"the file holds {', '.join(repeated_names[:3])} under an old and a new name; remove one of the two"
         )
-    renumbered = _renumber(replace(names, normal=dict(zip(current_names, names.normal.values(), strict=True))))
+    current = {new_names.get(name, name): key for name, key in names.normal.items()}
+    renumbered = _renumber(replace(names, normal=current))
     old_names = {new: name for name, new in new_names.items()}
 
     def spell(name: str) -> str:
         spelling = renumbered.spell(name).removeprefix(prefix)
-        is_inlined = "probe" in new_names and spelling.startswith(f"{_HEAD}/")
-        return prefix + old_names.get(spelling, spelling.removeprefix(f"{_HEAD}/") if is_inlined else spelling)
+        if spelling in old_names:
+            return prefix + old_names[spelling]
+        # Spell the keys that the file lacks without a module, too.
+        return prefix + (spelling.removeprefix(f"{_HEAD}/") if has_inlined_head else spelling)
 
     return replace(renumbered, spell=spell)
 
@@ -456,9 +462,9 @@ def _select_bit_paper_names(shapes: Shapes) -> KeyNames:
         names = _make_names_at_anchor(_ROOT, "ResNets", shapes)
     normal: dict[str, str] = {}
     for name, key in names.normal.items():
-        match = re.fullmatch(r"(block[1-9]\d*/unit)(0[1-9]|[1-9]\d+)/(.+)", name)
+        match = re.fullmatch(r"(block[1-9]\d*/unit)(0[1-9]|[1-9]\d+)/(.+)", name)  # unit 01 has the number 1 in rules
         scope, name_in_unit = (f"{match[1]}{int(match[2])}/", match[3]) if match else ("", name)
-        if is_big_transfer:
+        if is_big_transfer:  # its convolutions are numbered through the whole network, which the names do not need
             name_without_number = re.sub(r"standardized_conv2d_\d+/", "standardized_conv2d/", name_in_unit)
             name_in_unit = _FROM_BIG_TRANSFER.get(name_without_number, "")
         is_known = name_in_unit and (match or not name_in_unit.startswith("block"))

@@ -182,7 +182,7 @@ def names(shapes: Shapes, ignored: Mapping[str, str] = _IGNORED) -> KeyNames:
 def with_swiglu(names: KeyNames, shapes: Shapes) -> KeyNames:
     """Use DINOv2's names for the layers of a SwiGLU; timm names a packed one like a dense MLP."""
     first, second = (shapes.get(names.normal.get(f"blocks.0.mlp.{name}.weight", ""), ()) for name in ("fc1", "fc2"))
-    spellings: dict[str, str] = {}
+    spellings: dict[str, str] = {}  # DINOv2's name -> timm's
     if len(first) == len(second) == 2 and first[0] == 2 * second[1]:  # packed: gate and up in one layer
         spellings = {"w12": "fc1", "w3": "fc2"}
     if any(re.fullmatch(r"blocks\.\d+\.mlp\.fc1_[gx]\.weight", name) for name in names.normal):
@@ -243,15 +243,13 @@ def derive_position_fields(network: Network, patches: Patches) -> Fields:
     rows = dims["T"]
     special = ("cls" in parts) + ("distillation" in parts)
     registers = dims["G"] if "registers" in parts else 0
-    prefix_rows = special  # also if nothing fits, which `find_table_size` reports
-    position_on_class_token = True
+    # Rows for class and distillation token; also if nothing fits, which `find_table_size` reports.
+    prefix_rows, position_on_class_token = special, True
     if not patches.fits(rows - special, image_size):
-        if patches.fits(rows, image_size):
-            prefix_rows = 0
-            position_on_class_token = not special
+        if patches.fits(rows, image_size):  # for patches alone
+            prefix_rows, position_on_class_token = 0, not special
         elif registers and patches.fits(rows - special - registers, image_size):
-            prefix_rows = special + registers
-            position_on_class_token = "with_registers"
+            prefix_rows, position_on_class_token = special + registers, "with_registers"
     size = patches.find_table_size(rows - prefix_rows, image_size)
     return {
         "image_size": shorten_pair(size),
@@ -287,7 +285,9 @@ def declared(companions: Companions, shapes: Shapes) -> Declared:
     if companions.config is None:
         _refuse_unlikely(shapes, {})
         key_names = strip_wrappers(shapes)
-        if any("rel_pos." in name for name in key_names) and not any(name.endswith(".ls1.gamma") for name in key_names):
+        is_relative = any("rel_pos." in name for name in key_names)
+        # With a layer scale, timm's blocks normalize before each layer; without one, there are both kinds.
+        if is_relative and not any(name.endswith(".ls1.gamma") for name in key_names):
             raise UserError(
                 "the weights do not show whether LayerNorms come before or after attention and MLP; give the "
                 "folder with timm's config.json"
@@ -346,7 +346,10 @@ def _refuse_unlikely(shapes: Shapes, arguments: Mapping[str, Any]) -> None:
 
 
 def convert_arguments(arguments: Mapping[str, Any], has_special: bool) -> Fields:
-    """Return the config's fields that arguments of an architecture set."""
+    """Return the config's fields that timm's arguments set; raise a UserError for one that no model here has.
+
+    `has_special` tells whether the model has special tokens, which pooling by the mean may include or not.
+    """
     fields: Fields = {}
     for name, value in arguments.items():
         if value is None or value is False or _IGNORED_ARGUMENTS.fullmatch(name):
@@ -358,7 +361,7 @@ def convert_arguments(arguments: Mapping[str, Any], has_special: bool) -> Fields
         elif name == "global_pool" and isinstance(value, str) and value in POOLINGS:
             fields["pooling"] = POOLINGS[value]
         elif (name, value) == ("norm_layer", "rmsnorm"):
-            continue  # see `RMSNORM`
+            continue  # the origin `RMSNORM` sets the field
         elif name == "pool_include_prefix" and not (arguments["global_pool"] == "avg" and has_special):
             continue  # `_refuse_unlikely` checks it; it does not matter for a class token alone
         else:
@@ -460,20 +463,21 @@ _NAFLEX_ARGUMENTS: dict[str, Fields] = {
 
 
 def _choose_resizing(arguments: Fields, names: set[str], shapes: Shapes) -> str:
-    """Remove timm's arguments for resizing positions, and return the mode of hf_vit that does the same."""
+    """Remove timm's arguments for resizing positions from `arguments`, and return hf_vit's mode that does the same."""
     values = [arguments.pop(name) for name in RESIZING]
-    if "pos_embed_x" in names:  # a sum of two tables is resized as both are
+    keeps_aspect = bool(arguments.pop(KEEPS_ASPECT, False))
+    if "pos_embed_x" in names:  # timm resizes both tables linearly, and so their sum bilinearly
         values = ["bilinear", False, False]
     mode = next((ours for theirs, ours in RESIZINGS.items() if list(theirs) == values), "none")
-    mode += SQUARE if arguments.pop(KEEPS_ASPECT, False) else ""
+    mode += SQUARE if keeps_aspect else ""
     if mode not in get_args(PositionInterpolation):
         settings = ", ".join(f"{name}={value!r:.40}" for name, value in zip(RESIZING, values, strict=True))
-        square = f" and {KEEPS_ASPECT}=True" if mode.endswith(SQUARE) else ""
+        square = f" and {KEEPS_ASPECT}=True" if keeps_aspect else ""
         raise UserError(
             f"timm resizes the positions with {settings}{square}, which hf_vit does not support; use it with timm"
         )
     lengths = {shape[1] for key, shape in shapes.items() if re.search(r"pos_embed_[xy]$", key) and len(shape) == 3}
-    if mode.endswith(SQUARE) and len(lengths) > 1:  # timm stretches the shorter one at the table's own size too
+    if keeps_aspect and len(lengths) > 1:  # timm stretches the shorter one at the table's own size too
         raise UserError(
             f"timm keeps the aspect ratio of tables for {sorted(lengths)} rows and columns, which hf_vit does not "
             "support; use it with timm"
@@ -510,8 +514,8 @@ def _read_naflex_config(companions: Companions, shapes: Shapes) -> Declared:
     fields |= {"patch_size": shorten_pair(patch), "position_interpolation": resizing}
     declared = declare(config_file, companions.config or {}, fields)
     pixels = dict(declared.processor or {})
-    pixels["max_num_patches"] = pixels["crop_size"]["height"] // patch[0] * (pixels["crop_size"]["width"] // patch[1])
-    return replace(declared, image_size=None, processor=pixels)
+    h, w = pixels["crop_size"]["height"] // patch[0], pixels["crop_size"]["width"] // patch[1]
+    return replace(declared, image_size=None, processor=pixels | {"max_num_patches": h * w})
 
 
 def _configure_naflex(network: Network) -> Fields:

@@ -113,18 +113,18 @@ def _read_timm_config(companions: Companions, shapes: Shapes) -> Declared:
     fields: Fields = {}
     for pattern, values in _FIELDS.items():
         fields |= values if re.fullmatch(pattern, architecture) else {}
-    special = {"cls_token", "reg_token"} & set(strip_wrappers(shapes))
     if arguments.get("use_rot_pos_emb") is True and "rotary_embedding" not in fields:
         fields |= _AXIAL
     fields |= _read_arguments(arguments)
     if arguments.get("use_rot_pos_emb") is False:
         fields = {field: value for field, value in fields.items() if not field.startswith("rotary_")}
-    others = {
-        name: value
-        for name, value in arguments.items()
-        if name not in (*ARGUMENTS, "rope_type", "use_rot_pos_emb") and not _SHOWN_ARGUMENTS.fullmatch(name)
-    }
-    fields |= timm.convert_arguments({"global_pool": config_file.global_pool, **others}, bool(special))
+    common_arguments: dict[str, Any] = {"global_pool": config_file.global_pool}
+    for name, value in arguments.items():
+        is_of_eva = name in (*ARGUMENTS, "rope_type", "use_rot_pos_emb")
+        if not is_of_eva and not _SHOWN_ARGUMENTS.fullmatch(name):
+            common_arguments[name] = value
+    special = {"cls_token", "reg_token"} & set(strip_wrappers(shapes))
+    fields |= timm.convert_arguments(common_arguments, bool(special))
     if fields.get("pooling") == "map" and "reg_token" in special:  # timm's class pools its registers too
         fields["pooling"] = "map_with_registers"
     return timm.declare(config_file, companions.config or {}, fields)

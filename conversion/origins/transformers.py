@@ -77,8 +77,8 @@ def _select_names(shapes: Shapes) -> KeyNames:
     if any(re.match(r"encoder\.layer\.\d+\.", name) for name in names.normal):
         names = rename_keys(names, {"layers.": "encoder.layer."})
         names = rename_keys(names, {f".{new}.": f".{old}." for new, old in OLD_NAMES.items()})
-    if any(name.startswith("cls_classifier.") for name in names.normal):
-        names = rename_keys(names, {heads[1]: heads[1], "classifier.": "cls_classifier."})
+    if any(name.startswith("cls_classifier.") for name in names.normal):  # DeiT's, beside a distillation head
+        names = rename_keys(names, {"classifier.": "cls_classifier."})
     return names
 
 
@@ -240,11 +240,16 @@ class BitConfig(BaseModel):
 
 
 def _read_bit_config(companions: Companions, shapes: Shapes) -> Declared:
-    """Return the facts in a BiT's config.json; its image size is that of the preprocessing."""
+    """Return the facts in a BiT's config.json; its image size is that of the preprocessing.
+
+    Raises:
+        UserError: the config has a setting of another network.
+    """
     if companions.config is None:
         return Declared()
     declared = read_config(companions, ("bit",))
     validate_values(BitConfig, companions.config, "config.json")
+    # A BiT's config has sizes under other names, which shapes show, and none of the other fields that are read.
     fields = {name: value for name, value in declared.fields.items() if name in ("initializer_range", "problem_type")}
     crop = (declared.processor or {}).get("crop_size")
     return replace(declared, fields=fields, image_size=(crop["height"], crop["width"]) if crop else None)

@@ -60,17 +60,7 @@ def unwrap(
         UserError: the file has several models, and it is not clear which one to convert.
     """
     base = find_base(shapes, anchor, bases) or ""
-    prefixes_found = find_prefixes(shapes, base + anchor)
-    for other in ("student.", "model_ema."):  # prefer the teacher to the student, and the model to its EMA
-        if len(prefixes_found) > 1:
-            prefixes_found = [prefix for prefix in prefixes_found if not prefix.startswith(other)] or prefixes_found
-    if len(prefixes_found) != 1:
-        choices = " or ".join(prefix or repr("") for prefix in prefixes_found[:4])
-        raise UserError(
-            f"the file holds {len(prefixes_found)} models, with the prefixes "
-            f"{', '.join(map(repr, prefixes_found[:4]))}; select one with --prefix ({choices})"
-        )
-    prefix = prefixes_found[0]
+    prefix = _choose_prefix(find_prefixes(shapes, base + anchor))
     names = KeyNames(
         {}, {}, lambda name: prefix + (name if outside is not None and name.startswith(outside) else base + name)
     )
@@ -78,9 +68,9 @@ def unwrap(
         has_prefix = key.startswith(prefix)
         # For keys outside of the model, ignore their own wrappers.
         name = key.removeprefix(prefix) if has_prefix else _PREFIX.sub("", key, count=1)
-        reason = _find_first_reason(ignored, name)
-        if reason is None and not (has_prefix and prefix):
-            reason = _find_first_reason(OTHER_KEYS, key)
+        reason = find_first_reason(ignored, name)
+        if reason is None and not (has_prefix and prefix):  # below a prefix, there are only keys of the model
+            reason = find_first_reason(OTHER_KEYS, key)
         if reason is not None:
             names.ignored[key] = reason
         elif not has_prefix or (outside is None and not name.startswith(base)):
@@ -90,6 +80,20 @@ def unwrap(
     return names
 
 
+def _choose_prefix(prefixes: Sequence[str]) -> str:
+    """Return the prefix of the model to convert: rather the teacher than its student, rather the model than its EMA."""
+    for other in ("student.", "model_ema."):
+        preferred = [prefix for prefix in prefixes if not prefix.startswith(other)]
+        prefixes = preferred or prefixes
+    if len(prefixes) == 1:
+        return prefixes[0]
+    choices = " or ".join(prefix or repr("") for prefix in prefixes[:4])
+    raise UserError(
+        f"the file holds {len(prefixes)} models, with the prefixes {', '.join(map(repr, prefixes[:4]))}; select one "
+        f"with --prefix ({choices})"
+    )
+
+
 def rename_keys(names: KeyNames, spellings: Mapping[str, str]) -> KeyNames:
     """Return the same keys with parts of their normal names replaced; `spellings` maps normal parts to the file's.
 
@@ -97,9 +101,10 @@ def rename_keys(names: KeyNames, spellings: Mapping[str, str]) -> KeyNames:
     """
 
     def replace_part(name: str, parts: Mapping[str, str]) -> str:
-        matching_parts = (part for part in parts if (part in name if part[0] == "." else name.startswith(part)))
-        part = next(matching_parts, None)
-        return name if part is None else name.replace(part, parts[part], 1)
+        for part, replacement in parts.items():
+            if part in name if part.startswith(".") else name.startswith(part):
+                return name.replace(part, replacement, 1)
+        return name
 
     normal_parts = {old: new for new, old in spellings.items()}
     normal: dict[str, str] = {}
@@ -133,6 +138,6 @@ def strip_wrappers(shapes: Shapes) -> list[str]:
     return [_PREFIX.sub("", key, count=1) for key in shapes]
 
 
-def _find_first_reason(patterns: Mapping[str, str], key: str) -> str | None:
+def find_first_reason(patterns: Mapping[str, str], key: str) -> str | None:
     """Return why a key is ignored, by the first pattern that matches; None if it is not."""
     return next((reason for pattern, reason in patterns.items() if re.fullmatch(pattern, key)), None)

@@ -258,7 +258,10 @@ def _check_preprocessing(outgoing: OutgoingModel) -> None:
 
 
 def _name_axes(model: Any, outgoing: OutgoingModel, size: tuple[int, int] | None) -> None:
-    """Name axes and dense layers (vit.layers.0.mlp.fc1/linear_4, as quantizers list them); drop inferred shapes."""
+    """Name axes and dense layers of an ONNX model in place; drop metadata and the shapes of inner values.
+
+    Dense layers get names such as vit.layers.0.mlp.fc1/linear_4, by which quantizers list them.
+    """
     from onnxscript import ir
 
     inner_values = list(model.graph.initializers.values())
@@ -271,15 +274,14 @@ def _name_axes(model: Any, outgoing: OutgoingModel, size: tuple[int, int] | None
     for value in inner_values:  # tools that need shapes infer them, and quantizers change those of weights
         value.metadata_props.clear()
         value.shape = value.type = None
-    (images,), (output, *other_outputs) = model.graph.inputs, model.graph.outputs
+    (images,) = model.graph.inputs
     images.shape = ir.Shape(["batch", outgoing.sizes.num_channels, *(size or ("height", "width"))])
-    if outgoing.is_dense:
-        output.shape = ir.Shape(["batch", output.shape[1], *([None] * (len(output.shape) - 2))])
-    else:
-        axes = [outgoing.config.num_labels] if outgoing.has_head else ["tokens", output.shape[2]]
+    for index, output in enumerate(model.graph.outputs):
+        if index > 0 or outgoing.is_dense:  # the second axis is fixed, such as labels or queries; further ones are not
+            axes = [output.shape[1], *([None] * (len(output.shape) - 2))]
+        else:
+            axes = [outgoing.config.num_labels] if outgoing.has_head else ["tokens", output.shape[2]]
         output.shape = ir.Shape(["batch", *axes])
-    for other_output in other_outputs:
-        other_output.shape = ir.Shape(["batch", other_output.shape[1], *([None] * (len(other_output.shape) - 2))])
 
 
 def _find_only_size(outgoing: OutgoingModel) -> tuple[int, int] | None:
@@ -296,8 +298,9 @@ def _describe_sizes(outgoing: OutgoingModel) -> str:
     """Return the image sizes that the graph takes, in words."""
     if outgoing.takes != PIXEL_VALUES:
         return "all"
-    if (size := _find_only_size(outgoing)) is not None:
-        return f"{size[0]}x{size[1]} px"
+    only_size = _find_only_size(outgoing)
+    if only_size is not None:
+        return f"{only_size[0]}x{only_size[1]} px"
     height, width = outgoing.sizes.patch_stride
     return f"{'multiples of' if needs_whole_patches(outgoing.sizes) else 'at least'} {height}x{width} px"
 
@@ -314,6 +317,7 @@ def _choose_sizes(outgoing: OutgoingModel) -> list[tuple[int, int]]:
     nominal = outgoing.nominal_size
     if _find_only_size(outgoing) is not None:
         return [nominal, nominal]
-    (h, w), (height, width) = outgoing.sizes.grid, outgoing.sizes.patch_stride
+    h, w = outgoing.sizes.grid
+    patch_height, patch_width = outgoing.sizes.patch_stride
     grids = [(max(h // 2, 1), w), (h + 1, max(w - 1, 1)), (h + h // 2, w + 2), (h, 2 * w)]
-    return [nominal, nominal, *((rows * height, columns * width) for rows, columns in grids)]
+    return [nominal, nominal, *((rows * patch_height, columns * patch_width) for rows, columns in grids)]

@@ -114,8 +114,9 @@ class OutgoingModel:
     @property
     def output_names(self) -> list[str]:
         """Return the graph's outputs: logits and the head's input, tokens of a bare model, or those of a dense head."""
-        if (names := describe_dense_outputs(self.model)) is not None:
-            return names
+        dense_outputs = describe_dense_outputs(self.model)
+        if dense_outputs is not None:
+            return dense_outputs
         return ["logits", "features"] if self.has_head else ["last_hidden_state"]
 
     @property
@@ -244,18 +245,12 @@ class Target(ABC):
                 f"{self.title} does not support model_type='{config.model_type}', only {supported}; use --to onnx"
             )
         part = self.part_for(config)
-        unsupported_fields = list[str]()
-        defaults = {field.name: field.default for field in fields(config)}
-        for name, value in _select_relevant_fields(config).items():
-            # The default epsilon of a ResNet stem is that of the layers.
-            allowed = part.expresses.get(name, (config.layer_norm_eps if name == "group_norm_eps" else defaults[name],))
-            if allowed is not ANY and value not in allowed:
-                choice = f" (only {' or '.join(map(repr, allowed))})" if name in part.expresses else ""
-                unsupported_fields.append(f"{name}={value!r}{choice}")
-        unsupported_fields += [text for text, applies in part.objections(config, has_head(model)).items() if applies]
-        if unsupported_fields:
+        objections = part.objections(config, has_head(model))
+        unsupported = _find_unsupported_fields(part, config)
+        unsupported += [text for text, applies in objections.items() if applies]
+        if unsupported:
             raise UserError(
-                f"{part.title} does not support {', '.join(unsupported_fields)}, so nothing was written; use --to onnx"
+                f"{part.title} does not support {', '.join(unsupported)}, so nothing was written; use --to onnx"
             )
 
     def _refuse_dense(self, class_name: str, outputs: Sequence[str]) -> None:
@@ -290,19 +285,23 @@ class Target(ABC):
 
         for rule in _select_rules(part.table, model.config):
             if rule.stacked:  # one array holds the parameter of all blocks
-                blocks = [rule.for_block(i).parameter for i in range(model.config.num_hidden_layers)]
-                if blocks and all(name in state for name in blocks):
-                    per_block = TRANSFORMS[rule.transform]
-                    shape = [measure_axis(axis) for axis in rule.axes if axis != "N"]
-                    values = [per_block.revert(state[name], shape) for name in blocks]
-                    arrays[self.spell(rule.key, model)] = torch.stack(values, dim=rule.stack_axis)
-                    exported.update(blocks)
-            elif all(name in state for name in rule.parameters) and not exported.issuperset(rule.parameters):
+                names = tuple(rule.for_block(i).parameter for i in range(model.config.num_hidden_layers))
+            else:  # one array holds one parameter, or several in equal parts
+                names = rule.parameters
+            if not names or not all(name in state for name in names):
+                continue
+            revert = TRANSFORMS[rule.transform].revert
+            if rule.stacked:
+                shape = [measure_axis(axis) for axis in rule.axes if axis != "N"]
+                array = torch.stack([revert(state[name], shape) for name in names], dim=rule.stack_axis)
+            elif exported.issuperset(names):
+                continue
+            else:
                 shape = list(map(measure_axis, rule.axes))
-                shape[0] //= len(rule.parameters)
-                reverted = [TRANSFORMS[rule.transform].revert(state[name], shape) for name in rule.parameters]
-                arrays[self.spell(rule.key, model)] = torch.cat(reverted)
-                exported.update(rule.parameters)
+                shape[0] //= len(names)
+                array = torch.cat([revert(state[name], shape) for name in names])
+            arrays[self.spell(rule.key, model)] = array
+            exported.update(names)
         _refuse_unexported(part, {name: value for name, value in state.items() if name not in exported})
         return arrays
 
@@ -326,10 +325,11 @@ def _refuse_unexported(part: Any, unexported: Mapping[str, torch.Tensor]) -> Non
 def _select_rules(origin: Origin, config: PreTrainedConfig) -> list[KeyRule]:
     """Return one rule per key of a model, without those that are computed from several arrays."""
     rules = tuple(rule for rule in origin.rules if rule.transform not in COMPUTATIONS)
-    if origin.rules_of is not None:  # find the stem's rules for its depths
-        depths = getattr(config, "stage_depths", ())
-        units = [(stage, unit) for stage, depth in enumerate(depths, start=1) for unit in range(1, depth + 1)]
-        keys = [rule.for_unit(*unit).key for unit in units for rule in rules if rule.for_unit(*unit) != rule]
+    if origin.rules_of is not None:  # find the stem's rules, which the origin reads from the keys of its units
+        keys: list[str] = []
+        for stage, depth in enumerate(getattr(config, "stage_depths", ()), start=1):
+            for unit in range(1, depth + 1):
+                keys += [rule.for_unit(stage, unit).key for rule in rules if "{u" in rule.key]
         rules = origin.rules_of(rules, dict.fromkeys(keys, ()))
     expanded: list[KeyRule] = []
     for rule in rules:
@@ -381,7 +381,10 @@ def measure_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
 
 
 def _select_relevant_fields(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the config's fields that affect results; a value that only repeats another field's becomes the default."""
+    """Return the config's fields that affect results, to compare them with the defaults.
+
+    A value that only repeats what another field says becomes the default.
+    """
     inherited = {field.name for field in fields(PreTrainedConfig)}  # pyright: ignore[reportArgumentType]
     names = {field.name for field in fields(config)} - inherited - WITHOUT_EFFECT
     settings = {name: getattr(config, name) for name in sorted(names)}
@@ -393,10 +396,27 @@ def _select_relevant_fields(config: PreTrainedConfig) -> dict[str, Any]:
         settings["num_hidden_groups"] = None
     if not config.has_class_token and config.position_on_class_token != "with_registers":
         settings["position_on_class_token"] = True
-    if (periods := settings["rotary_periods"]) is not None:  # of float32, as files hold them
+    periods = settings["rotary_periods"]
+    if periods is not None:
         powers = torch.arange(len(periods), dtype=torch.float64) / len(periods)
-        if torch.allclose(torch.tensor(periods, dtype=torch.float64), config.rotary_base**powers, rtol=3e-7, atol=0):
+        expected_periods = config.rotary_base**powers
+        # The tolerance is float32's, as files hold the periods in it.
+        if torch.allclose(torch.tensor(periods, dtype=torch.float64), expected_periods, rtol=3e-7, atol=0):
             settings["rotary_periods"] = None
     if "group_norm_eps" in settings and config.group_norm_eps is None:
         settings["group_norm_eps"] = config.layer_norm_eps
     return settings
+
+
+def _find_unsupported_fields(part: Part, config: Any) -> list[str]:
+    """Return the config's fields whose values the part cannot express, each with the values that it can."""
+    defaults = {field.name: field.default for field in fields(config)}
+    if "group_norm_eps" in defaults:  # by default, a ResNet stem has the epsilon of the layers
+        defaults["group_norm_eps"] = config.layer_norm_eps
+    unsupported_fields: list[str] = []
+    for name, value in _select_relevant_fields(config).items():
+        allowed = part.expresses.get(name, (defaults[name],))
+        if allowed is not ANY and value not in allowed:
+            choice = f" (only {' or '.join(map(repr, allowed))})" if name in part.expresses else ""
+            unsupported_fields.append(f"{name}={value!r}{choice}")
+    return unsupported_fields

@@ -115,6 +115,7 @@ def _make_token_arguments(config: Any) -> dict[str, Any]:
     return {
         "qkv_bias": config.qkv_bias,
         "class_token": config.has_class_token,
+        # timm has positions for all special tokens or for none; see `TimmFolder.write`.
         "no_embed_class": config.position_on_class_token != "with_registers"
         and (bool(config.num_register_tokens) or (config.has_class_token and not config.position_on_class_token)),
         "init_values": config.layer_scale_init_value,
@@ -143,9 +144,12 @@ def _make_eva_arguments(config: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"use_rot_pos_emb": rotation is not None}
     arguments |= {} if rotation is None else {"rope_type": rotation}
     for name, (setting, choices) in timm_eva.ARGUMENTS.items():
-        values = {value: value for value in (getattr(config, setting),)} if choices is None else choices
-        if rotation is not None or not setting.startswith("rotary_"):
-            arguments[name] = next(theirs for theirs, ours in values.items() if ours == getattr(config, setting))
+        if rotation is None and setting.startswith("rotary_"):
+            continue
+        value = getattr(config, setting)
+        if choices is not None:  # timm has another name for the value
+            value = next(theirs for theirs, ours in choices.items() if ours == value)
+        arguments[name] = value
     pooling_width = config.pooling_intermediate_size or config.intermediate_size
     return arguments | {
         "mlp_ratio": _compute_ratio(config.intermediate_size, config.hidden_size),
@@ -240,8 +244,9 @@ def find_kind(config: Any) -> Kind:
     has_inner_norms = config.norm_after_branches or config.norm_in_attention or config.norm_in_mlp
     if config.rotary_embedding is None and not lacks_key_bias and not has_inner_norms:
         return VIT
-    if config.mlp_type == "swiglu" and config.norm_in_mlp:  # with gate and values in two layers
-        return replace(EVA, table=replace(EVA.table, rules=tuple(r for r in EVA.table.rules if ".w12." not in r.key)))
+    if config.mlp_type == "swiglu" and config.norm_in_mlp:  # timm then has gate and values in two layers
+        rules = tuple(rule for rule in EVA.table.rules if ".w12." not in rule.key)
+        return replace(EVA, table=replace(EVA.table, rules=rules))
     return EVA
 
 

@@ -49,10 +49,10 @@ class VitJaxFile(Target):
         replacements = _OLDER_NAMES if outgoing.spelling == "older" else {}
         arrays: dict[str, Any] = {}
         for key, value in outgoing.arrays.items():
-            if _GROUP_NORM.search(key):  # GroupNorm's arrays have four axes in vit_jax
-                value = value.reshape(1, 1, 1, -1)
-            part = next((part for part in replacements if part in key), "")
-            arrays[key.replace(part, replacements[part]) if part else key] = value.numpy()
+            # GroupNorm's arrays have four axes in vit_jax.
+            array = value.reshape(1, 1, 1, -1) if _GROUP_NORM.search(key) else value
+            part = next((part for part in replacements if part in key), "")  # at most one part of a key is respelled
+            arrays[key.replace(part, replacements[part]) if part else key] = array.numpy()
         np.savez(outgoing.folder / FILE, **arrays)
         outgoing.processor.save_pretrained(outgoing.folder)
 

@@ -106,7 +106,9 @@ def _find_unsupported_steps(processor: Any) -> list[str]:
         unsupported_steps.append("do_resize=False without a crop (images keep their sizes)")
     if 0.0 in scale_of(processor)[1]:
         unsupported_steps.append(f"image_std={processor.image_std} (division by 0)")
-    return unsupported_steps + ["do_pad=True"] * bool(getattr(processor, "do_pad", None))
+    if getattr(processor, "do_pad", None):
+        unsupported_steps.append("do_pad=True")
+    return unsupported_steps
 
 
 def _get_sides(size: dict[str, int]) -> tuple[int, int]:
@@ -141,11 +143,11 @@ def prepend(model: Any, preprocessing: Preprocessing, takes: str = IMAGES) -> No
         LEVELS: (PIXEL_VALUES, ("batch", 3, "height", "width"), ir.DataType.FLOAT),
     }[takes]
     new_input = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(data_type))
-    values = new_input
+    levels = new_input  # float32 [B, 3, H, W]
     if takes != LEVELS:
         images = _decode(nodes, new_input) if takes == ENCODED else new_input
-        values = nodes.Cast(nodes.Transpose(images, perm=[0, 3, 1, 2]), to=FLOAT)
-    values = _resize(nodes, values, preprocessing)
+        levels = nodes.Cast(nodes.Transpose(images, perm=[0, 3, 1, 2]), to=FLOAT)
+    values = _resize(nodes, levels, preprocessing)
     if preprocessing.crop is not None:
         values = _crop(nodes, values, preprocessing.crop)
     values = nodes.Reshape(values, nodes.add_ints(0, 3, *output_size))  # makes the shape known for inference

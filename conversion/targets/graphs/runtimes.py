@@ -321,7 +321,8 @@ class OpenVino(Runtime):
             # cut ranges off at the mean of the images' extremes.
             no_operations = ("Parameter", "Result", "Constant", "Convert")
             operations = [node for node in model.get_ordered_ops() if node.get_type_name() not in no_operations]
-            in_float = [name for node in operations if (name := node.get_friendly_name()) not in layers]
+            names = [operation.get_friendly_name() for operation in operations]
+            in_float = [name for name in names if name not in layers]
             quantized = nncf.quantize(
                 model,
                 nncf.Dataset([image[None].numpy() for batch in images for image in batch]),
@@ -387,21 +388,22 @@ def _digest(entry: Path, *parts: bytes | memoryview) -> bytes:
 def _read_graph(entry: Path) -> Any:
     """Return a kept OpenVINO graph; None if it is absent, damaged, or not private to this user.
 
-    What is checked is what OpenVINO gets: the file is read once.
+    The file holds the digest of the rest (32 bytes), the length of the graph's text (8 bytes), the text, and the
+    weights. It is read once, so that OpenVINO gets the bytes that were checked.
     """
     try:
         with open(os.open(entry, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             if not _is_private(os.fstat(file.fileno()), stat.S_ISREG):
                 return None
             content = memoryview(file.read())
-        length = 40 + int.from_bytes(content[32:40], "little")
+        text_end = 40 + int.from_bytes(content[32:40], "little")
         if bytes(content[:32]) != _digest(entry, content[32:]):
             return None
         import openvino
 
-        os.utime(entry)
-        weights = openvino.Tensor(np.frombuffer(content[length:], np.uint8))
-        return get_openvino_core().read_model(bytes(content[40:length]), weights)
+        os.utime(entry)  # `_keep_graph` deletes by this time
+        weights = openvino.Tensor(np.frombuffer(content[text_end:], np.uint8))
+        return get_openvino_core().read_model(bytes(content[40:text_end]), weights)
     except Exception:  # OpenVINO has many types of errors
         return None
 
@@ -434,14 +436,14 @@ def make_openvino_engine(graph: Any, dtype: torch.dtype) -> Graph:
 
     is_half = dtype == torch.bfloat16
     graph = replace_gelus(graph)
-    if is_half:  # let OpenVINO convert, as torch's threads would compete for its cores
+    if is_half:  # OpenVINO converts inputs and outputs, as torch's threads would compete for its cores
         steps = openvino.preprocess.PrePostProcessor(graph)
         steps.input().tensor().set_element_type(openvino.Type.bf16)
         for number in range(len(graph.outputs)):
             steps.output(number).tensor().set_element_type(openvino.Type.bf16)
         graph = steps.build()
     precision = "bf16" if is_half and not emulates_bfloat16() else "f32"
-    compiled: dict[torch.Size | None, Any] = {}
+    compiled: dict[torch.Size | None, Any] = {}  # shape of the first batch, and None for all others -> graph
     lock = threading.Lock()  # a compiled graph computes one pass at a time
 
     def run(images: torch.Tensor, names: Sequence[str]) -> Outputs:
@@ -450,17 +452,24 @@ def make_openvino_engine(graph: Any, dtype: torch.dtype) -> Graph:
         array = images.view(torch.int16).numpy() if is_half else images.numpy()
         tensor = openvino.Tensor(array, array.shape, openvino.Type.bf16 if is_half else openvino.Type.f32)
         with lock:
-            shape = images.shape if not compiled or images.shape in compiled else None
+            is_first_shape = not compiled or images.shape in compiled
+            shape = images.shape if is_first_shape else None
             if shape not in compiled:
-                exact = graph if shape is None else graph.clone()
-                if shape is not None:
-                    exact.reshape(list(shape))
-                compiled[shape] = _compile_openvino(exact, precision)
+                compiled[shape] = _compile_openvino(_fix_shape(graph, shape), precision)
             results = compiled[shape]([tensor])
             outputs = {name: torch.from_numpy(results[name].copy()) for name in names}
         return {name: output.view(images.dtype) for name, output in outputs.items()}
 
     return Graph(run, [output.get_any_name() for output in graph.outputs], {})
+
+
+def _fix_shape(graph: Any, shape: torch.Size | None) -> Any:
+    """Return a copy of an OpenVINO graph for images of one shape; for None, the graph itself."""
+    if shape is None:
+        return graph
+    fixed = graph.clone()
+    fixed.reshape(list(shape))
+    return fixed
 
 
 @final
