@@ -79,9 +79,8 @@ def render_card(
     name = to_one_line(repo_id or _read_repo_id(folder) or folder.resolve().name)
     license = license or read_license(folder) or find_base_license(facts)
     metadata = make_metadata(config, facts, name, license, list_examples(folder))
-    context = make_sections(folder, config, facts, share_images, on_hub="/" in name) | _make_usage_examples(
-        folder, config, name
-    )
+    sections = make_sections(folder, config, facts, share_images, on_hub="/" in name)
+    sections |= _make_usage_examples(folder, config, name)
     template = resources.files("hf_vit.model_cards").joinpath("card_template.md").read_text(encoding="utf-8")
     # `finalize=escape_markup` escapes every value that is not `Markdown`, so that no field can add markup.
     card = Environment(finalize=escape_markup, autoescape=False).from_string(template)
@@ -90,16 +89,16 @@ def render_card(
         "marker": Markdown(MARKER),
         "title": name.rpartition("/")[2],
     }
-    return card.render(**card_values, **context).rstrip() + "\n"
+    return card.render(**card_values, **sections).rstrip() + "\n"
 
 
 def _make_usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[str, object]:
     """Return the card's examples: with hf_vit, with the code beside the weights, and the commands."""
 
-    def block(architecture: Architecture) -> Markdown:
+    def make_block(architecture: Architecture) -> Markdown:
         return format_code_block(make_example(config, name, architecture, keeps_shapes(folder)), "python")
 
-    def command(*arguments: str) -> Markdown:
+    def format_command(*arguments: str) -> Markdown:
         return format_code_span(shlex.join(["hf-vit", *arguments]))
 
     has_commands = config.own_class is None  # commands run no code from a model folder
@@ -107,11 +106,11 @@ def _make_usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[s
     has_code = any((folder / f"{target.partition('.')[0]}.py").is_file() for target in config.code_targets)
     return {
         "is_ours": config.is_ours,
-        "example": block("hf_vit" if config.is_ours else "transformers"),
-        "example_without_package": block("remote code") if config.is_ours and has_code else None,
-        "verify_command": command("verify", name, "--results") if "/" in name else None,
-        "page_command": command("page", name, "--output", "page") if has_page else None,
-        "predict_command": command("predict", name, "image.png") if has_commands else None,
+        "example": make_block("hf_vit" if config.is_ours else "transformers"),
+        "example_without_package": make_block("remote code") if config.is_ours and has_code else None,
+        "verify_command": format_command("verify", name, "--results") if "/" in name else None,
+        "page_command": format_command("page", name, "--output", "page") if has_page else None,
+        "predict_command": format_command("predict", name, "image.png") if has_commands else None,
     }
 
 

@@ -206,22 +206,22 @@ def make_metadata(
 
     trainings = facts.filter_kind("training")
     results = make_index_entries(select_comparable(facts), repo)
-    datasets = {name for record in trainings if record.data and (name := find_hub_dataset(record.data))}
+    dataset_names = {find_hub_dataset(record.data) for record in trainings if record.data}
     bases, relation = _find_base_models(config, trainings)
     emissions = _describe_emissions(trainings[-1]) if trainings else None
     task = _find_pipeline_tag(config)
     files = f"{redact_message(constants.ENDPOINT)}/{repo}/resolve/main"
-    widget = [
-        {"src": f"{files}/{quote(path)}", "example_title": to_one_line(PurePath(path).stem)}
-        for path in (examples if parse_hub_id(repo) else ())
-    ]
-    return ModelCardData(
+    widget: list[dict[str, str]] = []
+    if parse_hub_id(repo):  # otherwise the URLs of the files are unknown
+        for path in examples:
+            widget.append({"src": f"{files}/{quote(path)}", "example_title": to_one_line(PurePath(path).stem)})
+    return ModelCardData(  # the Hub wants a field to be absent, None here, rather than empty
         license=license,
         library_name="transformers",
         pipeline_tag=task,
         tags=[task or "image-regression", "vision", to_one_line(config.model_type) or "vit"],
-        datasets=sorted(datasets) or None,
-        base_model=bases[0] if len(bases) == 1 else bases or None,
+        datasets=sorted(name for name in dataset_names if name) or None,
+        base_model=(bases[0] if len(bases) == 1 else bases) or None,
         base_model_relation=relation if bases else None,
         metrics=list(dict.fromkeys(entry.metric_type for entry in results)) or None,
         model_name=repo.rpartition("/")[2] if results else None,
@@ -241,12 +241,16 @@ def _find_pipeline_tag(config: ModelConfig) -> str | None:
 
 
 def _find_base_models(config: ModelConfig, trainings: Sequence[Record]) -> tuple[list[str], str]:
-    """Return the Hub models that the weights were made from, and the relation in words of docs/hub/model-cards."""
+    """Return the Hub models that the weights were made from, and the relation in words of docs/hub/model-cards.
+
+    These are all ingredients of a soup, else the base model of the last training that had one on the Hub.
+    """
     recipe = trainings[-1].values.get("recipe") if trainings else None
     if isinstance(recipe, dict) and recipe.get("soup"):
-        names = map(parse_hub_id, str(recipe.get("ingredients", "")).split(", "))
-        return sorted({name for name in names if name}), "merge"
-    bases = [name for record in trainings if (name := parse_hub_id(str(record.values.get("base_model", ""))))]
+        ingredients = map(parse_hub_id, str(recipe.get("ingredients", "")).split(", "))
+        return sorted({name for name in ingredients if name}), "merge"
+    base_names = [parse_hub_id(str(record.values.get("base_model", ""))) for record in trainings]
+    bases = [name for name in base_names if name]
     relation = "quantized" if "quantization_config" in (config.model_extra or {}) else "finetune"
     return bases[-1:], relation
 
@@ -283,13 +287,14 @@ def find_metadata_errors(card: str) -> list[str]:
         return [f"README.md: {' '.join(str(error).split())}"]
     if not isinstance(metadata, dict):
         return ["README.md: the metadata is not a mapping of field names to values"]
-    errors = _find_field_errors(metadata)  # pyright: ignore[reportUnknownArgumentType]
+    fields: dict[str, Any] = metadata
+    errors = _find_field_errors(fields)
     try:
-        if (index := metadata.get("model-index")) is not None:  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            name, results = model_index_to_eval_results(index)  # pyright: ignore[reportUnknownArgumentType]
-            fields = [("name", name), *((key, vars(result)[key]) for result in results for key in _TEXTS)]
-            wrong_fields = [(key, value) for key, value in fields if not isinstance(value, str | None)]
-            errors += [f"model-index: {key} is {value!r}, not text" for key, value in wrong_fields]
+        if fields.get("model-index") is not None:
+            name, results = model_index_to_eval_results(fields["model-index"])
+            texts = [("name", name), *((key, vars(result)[key]) for result in results for key in _TEXTS)]
+            not_texts = [(key, value) for key, value in texts if not isinstance(value, str | None)]
+            errors += [f"model-index: {key} is {value!r}, not text" for key, value in not_texts]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         errors.append(f"model-index: {f'{error} is missing' if isinstance(error, KeyError) else error}")
     return errors
@@ -300,8 +305,9 @@ def _find_field_errors(metadata: dict[str, Any]) -> list[str]:
     errors = [] if metadata.get("license") else ["license is missing"]
     for field in ("license", "language", "tags", "datasets", "base_model", "metrics"):
         value = metadata.get(field)
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        for item in values:
+        if value is None:
+            continue
+        for item in value if isinstance(value, list) else [value]:
             if not isinstance(item, str):
                 errors.append(f"{field}: {item!r} is not text")
             elif field == "license" and not _LICENSE.fullmatch(item):

@@ -109,9 +109,8 @@ def make_sections(
         share_images: include plots that show images of the data.
         on_hub: whether the folder is or becomes a Hub repository, so that links must not lead out of it.
     """
-    values = (
-        _make_model_section(folder, config) | _make_origin_sections(facts) | _make_evaluation_sections(folder, facts)
-    )
+    values = _make_model_section(folder, config) | _make_origin_sections(facts)
+    values |= _make_evaluation_sections(folder, facts)
     values["page"] = _find_page_link(facts, None if on_hub else folder)
     if not share_images:
         for name in ("pictures", "measured_pictures", "analyses"):
@@ -121,15 +120,15 @@ def make_sections(
 
 def _make_model_section(folder: Path, config: ModelConfig) -> dict[str, Any]:
     """Return architecture, head, size and classes of the model."""
-    # An export may use transformers' own ViT, which is our plain family.
     backbone = config.backbone
     class_names = config.id2label or {}
     head = config.dense_head
+    # An export may use transformers' own ViT, which is our plain family.
     family = find_family("hf_vit" if backbone.model_type == "vit" else backbone.model_type)
     layers = backbone.num_hidden_layers
     width = backbone.hidden_size
     heads = backbone.num_attention_heads
-    shape = {
+    shape = {  # phrase -> whether config.json has its value
         f"{layers} layer{'' if layers == 1 else 's'}": isinstance(layers, int),
         f"width {width}": isinstance(width, int),
         f"{heads} attention head{'' if heads == 1 else 's'}": isinstance(heads, int),
@@ -209,10 +208,11 @@ def _find_page_link(facts: Facts, folder: Path | None) -> Markdown | None:
     space, page = _read_origin_value(facts, "space"), _read_origin_value(facts, "page")
     if space and parse_hub_id(space) == space:
         return Markdown(f"[{escape_markup(space)}](https://huggingface.co/spaces/{space})")
-    link = _PATH.fullmatch(page)
-    is_allowed = link is not None and (
-        ".." not in link[1].split("/") or (folder is not None and _is_in_repository(folder, link[1]))
-    )
+    match = _PATH.fullmatch(page)
+    if match is None:
+        return None
+    path = match[1]
+    is_allowed = ".." not in path.split("/") or (folder is not None and _is_in_repository(folder, path))
     return Markdown(f"[its page]({page})") if is_allowed else None
 
 
@@ -265,37 +265,39 @@ def _make_evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
     results = select_evaluations(facts)
     main = select_main_evaluation(facts)
     current_records = select_current(facts)
-    with_plots = [
-        record for record in facts.filter_kind("evaluation") if isinstance(record.values.get("pictures"), list)
-    ]
     training = facts.find_latest("training")
-    per_class = main.values.get("per_class") if main else None
-    is_listed = isinstance(per_class, dict) and len(per_class) <= _MAX_LISTED_CLASSES
-    plots = cast(Sequence[object], with_plots[-1].values["pictures"]) if with_plots else ()
+    commands = dict.fromkeys(to_one_line(record.command) for record in results)
+    per_class: Any = main.values.get("per_class") if main else None
+    per_class_rows: list[tuple[str, str]] = []
+    if isinstance(per_class, dict) and len(per_class) <= _MAX_LISTED_CLASSES:
+        per_class_rows = [(name, _format_percent(value)) for name, value in cast("dict[str, Any]", per_class).items()]
+    evaluations = facts.filter_kind("evaluation")
+    # A list of names are the plots of the standard evaluation; those of a protocol come with captions, as a dict.
+    with_plots = [record for record in evaluations if isinstance(record.values.get("pictures"), list)]
+    plots: Any = with_plots[-1].values["pictures"] if with_plots else ()
+    drawn = [name for name in _PICTURES if name in plots and (folder / name).is_file()]
     return {
         "results": [_make_result_row(record, training, results) for record in results],
-        "warnings": [
-            f"{_make_distinct_data_name(record, results)}, split "
-            f"{record.data.split if record.data else None}: {warning}."
-            for record in results
-            if isinstance(warnings := record.values.get("warnings"), list)
-            for warning in warnings
-        ],
-        "commands": [
-            format_code_block(line, "bash") for line in dict.fromkeys(to_one_line(record.command) for record in results)
-        ],
-        "per_class": [(name, _format_percent(value)) for name, value in cast(Any, per_class).items()]
-        if is_listed
-        else [],
+        "warnings": [line for record in results for line in _make_warning_lines(record, results)],
+        "commands": [format_code_block(command, "bash") for command in commands],
+        "per_class": per_class_rows,
         "per_class_of": _describe_data(main) if main else None,
-        "pictures": [
-            (Markdown(name), title) for name, title in _PICTURES.items() if name in plots and (folder / name).is_file()
-        ],
+        "pictures": [(Markdown(name), _PICTURES[name]) for name in drawn],
         "pictured": _describe_data(with_plots[-1]) if with_plots else None,
         "measurements": _make_headline_rows(current_records),
         "measured_pictures": _list_plots(folder, [record for record in current_records if record.kind == "evaluation"]),
         "analyses": _list_plots(folder, [record for record in current_records if record.kind == "analysis"]),
     }
+
+
+def _make_warning_lines(record: Record, all_results: Sequence[Record]) -> list[str]:
+    """Return a record's warnings, each with the name of the data and its split."""
+    warnings: Any = record.values.get("warnings")
+    if not isinstance(warnings, list):
+        return []
+    split = record.data.split if record.data else None
+    data = f"{_make_distinct_data_name(record, all_results)}, split {split}"
+    return [f"{data}: {warning}." for warning in cast("list[object]", warnings)]
 
 
 def _make_result_row(record: Record, training: Record | None, all_results: Sequence[Record]) -> dict[str, Any]:
@@ -323,9 +325,12 @@ def _make_distinct_data_name(record: Record, all_results: Sequence[Record]) -> s
 
 
 def _make_headline_rows(records: Sequence[Record]) -> list[tuple[str, str, str | None, str]]:
-    """Return the latest (name, percentage, data, date) of every headline metric and data set."""
+    """Return the latest (name, percentage, data, date) of every headline metric and data set; not of train splits.
 
-    def numbers_in_order(name: str) -> list[str | int]:  # "5-shot" before "10-shot"
+    The records are in the order of their dates.
+    """
+
+    def split_numbers(name: str) -> list[str | int]:  # to sort "5-shot" before "10-shot"
         return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
     latest: dict[object, tuple[str, str, str | None, str]] = {}
@@ -334,11 +339,11 @@ def _make_headline_rows(records: Sequence[Record]) -> list[tuple[str, str, str |
         data = record.data
         if not isinstance(headline, dict) or (data is not None and data.split == "train"):
             continue
-        inputs = describe_inputs(record)
-        for name in sorted(headline, key=numbers_in_order):
-            value = _format_percent(headline[name])
-            row = (name + inputs, value, _describe_data(record), f"{record.date:%Y-%m-%d}")
-            latest[row[0], row[2], None if data is None else data.fingerprint] = row
+        description = _describe_data(record)
+        for name in sorted(headline, key=split_numbers):
+            label = name + describe_inputs(record)
+            row = (label, _format_percent(headline[name]), description, f"{record.date:%Y-%m-%d}")
+            latest[label, description, None if data is None else data.fingerprint] = row
     return list(latest.values())
 
 
@@ -356,10 +361,12 @@ def _list_plots(folder: Path, records: Sequence[Record]) -> list[tuple[Markdown,
 
 def _describe_data(record: Record) -> str | None:
     """Return data set, split and size, such as "digits, split test, 360 images"; None if the record has no data."""
-    if (data := record.data) is None:
+    data = record.data
+    if data is None:
         return None
     split = f", split {data.split}" if data.split else ""
-    return f"{data.name}{split}" + ("" if data.size is None else f", {data.size:,} images")
+    size = "" if data.size is None else f", {data.size:,} images"
+    return f"{data.name}{split}{size}"
 
 
 def _link_data(record: Record) -> Markdown | None:

@@ -146,10 +146,11 @@ class Contents:
         from_pretrained prefers a single weight file to shards, so a file left behind would load the old model.
         """
         code = {path.name for path in resources.files("hf_vit.models").iterdir() if "_hf_" in path.name}
-        obsolete = [path for path in remote if path not in self.files]
-        return sorted(
-            path for path in obsolete if path in code or path == RESULTS_FILE or self.replaced_pattern.fullmatch(path)
-        )
+
+        def is_from_push(path: str) -> bool:
+            return path in code or path == RESULTS_FILE or self.replaced_pattern.fullmatch(path) is not None
+
+        return sorted(path for path in remote if path not in self.files and is_from_push(path))
 
 
 def find_differences(local: Mapping[str, SharedFile], remote: Mapping[str, RepoFile]) -> list[str]:
@@ -225,15 +226,21 @@ def collect_serving_files(folder: Path, config: ModelConfig) -> _Sources:
 
 
 def make_serving_files(config: ModelConfig) -> _Sources:
-    """Return this package's handler and what it needs; nothing for a model of another library without a known head."""
+    """Return this package's handler and what it needs; nothing for a model of another library without a known head.
+
+    The handler ends with a digest of the code above, by which `_is_ours` recognizes it.
+    """
     heads = [name.removeprefix("AutoModel") for name in TASKS]
     if not (config.is_ours or any(head in config.architecture for head in heads)):
         return {}
-    installed: list[str] = []
+    requirements: list[str] = []
     with suppress(metadata.PackageNotFoundError):
-        installed = metadata.requires("hf-vit") or []
-    lines = [line for line in installed if re.split(r"[^\w-]", line)[0] in _SERVED_BY and ";" not in line]
-    lines += ["pillow", *(["scipy"] if "Mask2Former" in config.architecture else [])]
+        requirements = metadata.requires("hf-vit") or []
+    # Lines of pyproject.toml such as "torch>=2.6"; those of an extra have a condition after a semicolon.
+    lines = [line for line in requirements if re.split(r"[^\w-]", line)[0] in _SERVED_BY and ";" not in line]
+    lines.append("pillow")
+    if "Mask2Former" in config.architecture:
+        lines.append("scipy")
     code = resources.files("hf_vit.hub").joinpath(HANDLER).read_bytes()
     code += f"\n# Written by hf-vit {list_versions().get('hf-vit')}.".encode()
     code += _SIGNATURE + hashlib.sha256(code).hexdigest().encode() + b"\n"
@@ -301,9 +308,8 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
 def collect_gradio(folder: Path, repo_id: str, **options: Any) -> Contents:
     """Return the files of a Gradio Space: a model, its code and this package's handler, an app, and a card."""
     model = collect(folder, repo_id, **options)
-    app_files = {
-        name: data for name, data in make_serving_files(read_config(folder)).items() if isinstance(data, bytes)
-    }
+    serving_files = make_serving_files(read_config(folder))
+    app_files = {name: data for name, data in serving_files.items() if isinstance(data, bytes)}  # all of them are
     if not app_files:
         raise UserError(f"the app cannot show the model in {folder}; give a classifier, segmenter or detector")
     title = folder.resolve().name
@@ -348,15 +354,15 @@ def _check_contents(
                 "others may have read it"
             )
     for file in files.values():
-        if (token_kind := find_secret(file.readable_text)) is not None:
+        token_kind = find_secret(file.readable_text)
+        if token_kind is not None:
             raise UserError(
                 f"{file.path} holds what looks like {token_kind}; remove it, revoke it if others may have read "
                 "it, and push again"
             )
     known_names = {*(name.partition("/")[0] for name in files), *handled_names}
-    return Contents(
-        files, sorted(path.name for path in folder.iterdir() if path.name not in known_names), replaced_pattern
-    )
+    skipped_names = sorted(path.name for path in folder.iterdir() if path.name not in known_names)
+    return Contents(files, skipped_names, replaced_pattern)
 
 
 def collect_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _Sources:
@@ -371,9 +377,9 @@ def collect_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _
     names = list_weights(folder)
     if not names:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-        pickle_note = (
-            f" (pickle files such as {pickles[0]} are not shared, because loading them runs code)" if pickles else ""
-        )
+        pickle_note = ""
+        if pickles:
+            pickle_note = f" (pickle files such as {pickles[0]} are not shared, because loading them runs code)"
         raise UserError(
             f"{folder} holds no weights in safetensors format{pickle_note}; save the model with save_pretrained"
         )
@@ -439,7 +445,8 @@ def _make_card(folder: Path, repo_id: str, license: str | None, share_images: bo
                 "(share_images=True) to make them public, or remove them from the card"
             )
     else:
-        if missing_facts := list_missing_facts(folder):
+        missing_facts = list_missing_facts(folder)
+        if missing_facts:
             raise UserError(
                 f"the card of {folder} cannot be written, because facts.json lacks {'; '.join(missing_facts)}; "
                 f"save the model with hf-vit finetune, pretrain or convert, or write {CARD_NAME} yourself"
@@ -447,7 +454,8 @@ def _make_card(folder: Path, repo_id: str, license: str | None, share_images: bo
         card = render_card(folder, repo_id=repo_id, license=license, share_images=share_images)
         if ModelCard(card).data.get("license") is None:
             raise UserError(NO_LICENSE)
-    if metadata_errors := find_metadata_errors(card):
+    metadata_errors = find_metadata_errors(card)
+    if metadata_errors:
         raise UserError(f"the Hub would refuse the card's metadata: {'; '.join(metadata_errors)}; correct {CARD_NAME}")
     return card
 
@@ -458,14 +466,14 @@ def list_missing_facts(folder: Path) -> list[str]:
     if not origins:
         return [f"the origin of the weights (no record of a training or a conversion in {FACTS_NAME})"]
     latest = origins[-1]
-    requirements = {
-        "the training data (data.name of the training record)": latest.kind != "training"
-        or (latest.data and latest.data.name),
-        "the converted checkpoint (source of the conversion record)": latest.kind != "conversion"
-        or latest.values.get("source"),
-        f"the command of the {latest.kind}": latest.command,
-    }
-    return [name for name, is_recorded in requirements.items() if not is_recorded]
+    missing_facts: list[str] = []
+    if latest.kind == "training" and not (latest.data and latest.data.name):
+        missing_facts.append("the training data (data.name of the training record)")
+    if latest.kind == "conversion" and not latest.values.get("source"):
+        missing_facts.append("the converted checkpoint (source of the conversion record)")
+    if not latest.command:
+        missing_facts.append(f"the command of the {latest.kind}")
+    return missing_facts
 
 
 def list_plots(folder: Path, card: str) -> set[str]:
@@ -500,11 +508,8 @@ def _read_page(folder: Path) -> tuple[list[str], list[str]]:
             f"MODEL --output {folder}"
         ) from error
     expected_models = [f"models/{number}/model.onnx" for number in range(len(models))]
-    if (
-        not models
-        or models != expected_models
-        or examples != [f"examples/{number}.png" for number in range(len(examples))]
-    ):
+    expected_examples = [f"examples/{number}.png" for number in range(len(examples))]
+    if not models or models != expected_models or examples != expected_examples:
         raise UserError(
             f"{PAGE_NAME} of {folder} does not list the files that a page has; make the page again with "
             f"hf-vit page MODEL --output {folder}"

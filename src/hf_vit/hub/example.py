@@ -84,9 +84,10 @@ def make_example(config: ModelConfig, repo: str, architecture: Architecture, kee
     """
     imports, image = _WITH_PACKAGE if architecture == "hf_vit" else _WITHOUT_PACKAGE
     outputs = _OUTPUTS
-    if keeps_shapes and architecture != "transformers":
-        outputs = _OWN_SHAPE_WITH_PACKAGE if architecture == "hf_vit" else _OWN_SHAPE
-        imports = imports if architecture == "hf_vit" else f"import math\n\n{imports}"
+    if keeps_shapes and architecture == "hf_vit":
+        outputs = _OWN_SHAPE_WITH_PACKAGE
+    elif keeps_shapes and architecture == "remote code":
+        outputs, imports = _OWN_SHAPE, f"import math\n\n{imports}"
     trust = ", trust_remote_code=True" if architecture == "remote code" or config.own_class else ""
     return _EXAMPLE.format(
         imports=imports,
@@ -109,7 +110,8 @@ def _find_auto_class(config: ModelConfig) -> str:
 
 def _print_prediction(config: ModelConfig) -> str:
     """Return the code that prints the prediction."""
-    if (head := config.dense_head) is not None:
+    head = config.dense_head
+    if head is not None:
         if head.task == "segmentation":
             return _PRINT_SEGMENTS
         sizes = "threshold=0.5, target_sizes=[image.size[::-1]]"

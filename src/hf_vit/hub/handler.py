@@ -62,13 +62,11 @@ class EndpointHandler:
     """
 
     def __init__(self, path: str = "") -> None:
+        """Load the model and its image processor from a folder, by default this file's; use the GPU if there is one."""
         folder = path or os.path.dirname(os.path.abspath(__file__))
         # This file is code of the repository too, so its other code is trusted; code of other repositories is not read.
         options = {"trust_remote_code": True, "local_files_only": True}
-        try:
-            import hf_vit
-        except ImportError:
-            hf_vit = None
+        hf_vit = _import_hf_vit()  # before loading, as its classes take precedence over the folder's code
         config: Any = transformers.AutoConfig.from_pretrained(folder, **options)
         auto_class = _find_auto_class(config)
         self.task, self.parameters = TASKS.get(auto_class, ("image-feature-extraction", ()))
@@ -81,11 +79,16 @@ class EndpointHandler:
                 model = hf_vit.optimize_for_inference(model)
         self.model = model
         self.lock = threading.Lock()  # a pass uses all cores, so passes take turns
-        is_value = config.problem_type is None and getattr(config, "num_labels", 0) == 1
-        self.is_regression = config.problem_type == "regression" or is_value
+        # transformers also trains a head with one output as a regression.
+        has_one_output = config.problem_type is None and getattr(config, "num_labels", 0) == 1
+        self.is_regression = config.problem_type == "regression" or has_one_output
 
     def __call__(self, data: dict[str, Any]) -> list[Any]:
-        """Answer a request {"inputs": image or list of images, "parameters": options}; one image gets one answer."""
+        """Answer a request {"inputs": image or list of images, "parameters": options}; one image gets one answer.
+
+        Raises:
+            ValueError: the request has no images or too many, an unreadable one, or a parameter that is not valid.
+        """
         inputs = data.get("inputs")
         options = self._check_parameters(data.get("parameters") or {})
         if inputs is None:
@@ -101,14 +104,15 @@ class EndpointHandler:
         return answers if is_list else answers[0]
 
     def _check_parameters(self, parameters: Any) -> dict[str, Any]:
-        """Return the parameters with numbers in place of text, as query strings have it."""
+        """Return the parameters, numbers in place of text (as query strings have it), and defaults for the others."""
         if not isinstance(parameters, dict):
             raise ValueError(f'"parameters" is of type {type(parameters).__name__}; give an object of names and values')
-        if unknown := sorted(set(parameters) - set(self.parameters)):
+        unknown = sorted(set(parameters) - set(self.parameters))
+        if unknown:
             known = ", ".join(self.parameters) or "none"
             raise ValueError(f"unknown parameter {unknown[0]!r:.100} for {self.task}; parameters: {known}")
         options: dict[str, Any] = {"top_k": 5, "function_to_apply": None, "threshold": 0.5} | parameters
-        top_k, function, threshold = options.values()
+        top_k, function, threshold = options["top_k"], options["function_to_apply"], options["threshold"]
         if function not in (None, "softmax", "sigmoid", "none"):
             raise ValueError(f"function_to_apply is {function!r:.100}; give softmax, sigmoid or none")
         try:
@@ -145,19 +149,20 @@ class EndpointHandler:
             inputs.append(self._prepare(image))
             sizes.append((image.height, image.width))
         compute = {"image-classification": self._classify, "image-feature-extraction": self._extract}.get(self.task)
+        batches = inputs
         if compute is not None and len({each["pixel_values"].shape for each in inputs}) == 1:
-            inputs = [{name: torch.cat([each[name] for each in inputs]) for name in inputs[0]}]
+            batches = [{name: torch.cat([each[name] for each in inputs]) for name in inputs[0]}]
         answers: list[Any] = []
-        for size, prepared in zip(sizes, inputs, strict=False):  # one input for all images of a batch
+        for index, batch in enumerate(batches):
             with self.lock, torch.inference_mode():
-                prepared = {name: tensor.to(self.device) for name, tensor in prepared.items()}
-                prepared["pixel_values"] = prepared["pixel_values"].to(self.model.dtype)
+                on_device = {name: tensor.to(self.device) for name, tensor in batch.items()}
+                on_device["pixel_values"] = on_device["pixel_values"].to(self.model.dtype)
                 if compute is not None:
-                    answers += compute(prepared, options)
+                    answers += compute(on_device, options)
                 elif self.task == "image-segmentation":
-                    answers.append(self._segment(prepared, size))
+                    answers.append(self._segment(on_device, sizes[index]))
                 else:
-                    answers.append(self._detect(prepared, size, options["threshold"]))
+                    answers.append(self._detect(on_device, sizes[index], options["threshold"]))
         return answers
 
     def _prepare(self, image: Image.Image) -> dict[str, torch.Tensor]:
@@ -179,12 +184,14 @@ class EndpointHandler:
         usual = "sigmoid" if config.problem_type == "multi_label_classification" else "softmax"
         function = options["function_to_apply"] or ("none" if self.is_regression else usual)
         scores = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid(), "none": logits}[function]
-        if self.is_regression:
-            return [[_make_entry(config, index, score) for index, score in enumerate(row)] for row in scores.tolist()]
-        best = scores.sort(dim=-1, descending=True, stable=True)
-        rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        count = options["top_k"]
-        return [[_make_entry(config, index, score) for score, index in zip(*row, strict=True)][:count] for row in rows]
+        answers: list[Any] = []
+        for row in scores:
+            values = row.tolist()
+            order = list(range(len(values)))  # a regression's outputs stay in order
+            if not self.is_regression:
+                order = row.argsort(descending=True, stable=True).tolist()[: options["top_k"]]
+            answers.append([_make_entry(config, index, values[index]) for index in order])
+        return answers
 
     def _extract(self, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> list[Any]:
         """Return the pooled output of every image, else its class token, else the mean of its patches."""
@@ -225,6 +232,15 @@ class EndpointHandler:
                     entry["mask"] = _encode_mask(objects["masks"][index, 0] >= 0.5)
                 answer.append(entry)
         return answer
+
+
+def _import_hf_vit() -> Any:
+    """Return the package hf_vit; None if it is not installed."""
+    try:
+        import hf_vit
+    except ImportError:
+        return None
+    return hf_vit
 
 
 def _find_auto_class(config: Any) -> str:

@@ -78,9 +78,11 @@ class ModelConfig(BaseModel):
     @property
     def code_targets(self) -> list[str]:
         """Return the entries of `auto_map` as "module.Class"."""
-        values = (self.auto_map or {}).values()
-        names = [name for value in values for name in (value if isinstance(value, list) else [value]) if name]
-        return [name.rpartition("--")[2] for name in names]
+        targets: list[str] = []
+        for value in (self.auto_map or {}).values():
+            names = value if isinstance(value, list) else [value]
+            targets += [name.rpartition("--")[2] for name in names if name]  # without the repository in "repo--name"
+        return targets
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -163,23 +165,17 @@ def list_examples(folder: Path) -> list[str]:
 
 
 def list_code(folder: Path, config: ModelConfig) -> set[str]:
-    """Return the code files that `auto_map` of model and image processor names, and the sibling modules they import."""
-    own_class = config.own_class
-    targets = config.code_targets
+    """Return the code files that `auto_map` of model and image processor names, and the sibling modules they import.
+
+    Raises:
+        UserError: a file is missing or outside the folder, or `auto_map` of a model of hf_vit lacks a class.
+    """
     if config.is_ours:
-        auto_class = "AutoModel" if config.dense_head is None else config.dense_head.auto_class
-        missing = [name for name in ("AutoConfig", auto_class) if name not in (config.auto_map or {}) and not own_class]
-        if config.architecture not in {target.rpartition(".")[2] for target in targets}:
-            missing.append(config.architecture)
-        if missing:
-            raise UserError(
-                f"auto_map in the config.json of {folder} lacks {', '.join(missing)}; "
-                + (f"call {own_class}.register_for_auto_class and " if own_class in missing else "")
-                + "save the model again"
-            )
+        _refuse_missing_targets(folder, config)
+    targets = config.code_targets
     if (folder / PROCESSOR).is_file():
-        processor = read_json_object(folder / PROCESSOR, str(folder)).get("auto_map")
-        targets = [*targets, *ModelConfig.model_validate({"auto_map": processor}).code_targets]
+        processor_map = read_json_object(folder / PROCESSOR, str(folder)).get("auto_map")
+        targets += ModelConfig.model_validate({"auto_map": processor_map}).code_targets
     unread_modules = [target.rpartition(".")[0] for target in targets]
     files = set[str]()
     while unread_modules:
@@ -188,6 +184,22 @@ def list_code(folder: Path, config: ModelConfig) -> set[str]:
             files.add(name)
             unread_modules += _list_imports(folder, name)
     return files
+
+
+def _refuse_missing_targets(folder: Path, config: ModelConfig) -> None:
+    """Raise a UserError if `auto_map` of a model of hf_vit lacks a class without which it cannot be loaded."""
+    own_class = config.own_class
+    missing: list[str] = []
+    if not own_class:  # a user's class need not be the one that Auto classes load
+        auto_class = "AutoModel" if config.dense_head is None else config.dense_head.auto_class
+        missing = [name for name in ("AutoConfig", auto_class) if name not in (config.auto_map or {})]
+    if config.architecture not in {target.rpartition(".")[2] for target in config.code_targets}:
+        missing.append(config.architecture)
+    if missing:
+        registration = f"call {own_class}.register_for_auto_class and " if own_class in missing else ""
+        raise UserError(
+            f"auto_map in the config.json of {folder} lacks {', '.join(missing)}; {registration}save the model again"
+        )
 
 
 def _list_imports(folder: Path, name: str) -> list[str]:

@@ -71,15 +71,20 @@ def _make_entries(record: Record, repo: str) -> "list[EvalResult]":
     """Return one `model-index` entry per published metric of a record."""
     from huggingface_hub import EvalResult
 
-    if (protocol := find_protocol(record)) is None:
+    protocol = find_protocol(record)
+    if protocol is None:
         return []
     data = record.data or DataFact(name="unnamed")
     name = to_one_line(data.name)
     source = _make_facts_url(repo)
-    metric, metrics = PUBLISHED[protocol]
+    metric_type, titles = PUBLISHED[protocol]
     data_arguments = {"fingerprint": data.fingerprint, "num_images": data.size}
-    return [
-        EvalResult(
+    entries: list[EvalResult] = []
+    for key, title in titles.items():
+        value = as_fraction(record.values.get(key))
+        if value is None:
+            continue
+        entry = EvalResult(
             task_type=TASK_TYPES[protocol],
             dataset_type=find_hub_dataset(data) or re.sub(r"[^\w.\-]+", "-", name),
             dataset_name=name,
@@ -87,15 +92,14 @@ def _make_entries(record: Record, repo: str) -> "list[EvalResult]":
             dataset_split=to_one_line(data.split) if data.split else None,
             dataset_revision=data.revision,
             dataset_args={key: value for key, value in data_arguments.items() if value is not None} or None,
-            metric_type=metric,
+            metric_type=metric_type,
             metric_name=title,
             metric_value=round_metric(value),
             source_url=source,
             source_name=to_one_line(record.command) if source else None,
         )
-        for key, title in metrics.items()
-        if (value := as_fraction(record.values.get(key))) is not None
-    ]
+        entries.append(entry)
+    return entries
 
 
 def make_results_file(records: Sequence[Record], repo: str) -> bytes | None:
@@ -104,8 +108,13 @@ def make_results_file(records: Sequence[Record], repo: str) -> bytes | None:
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
     source = _make_facts_url(repo)
-    entries = [
-        EvalResultEntry(
+    entries: list[EvalResultEntry] = []
+    for record in records:
+        data, value = record.data, as_fraction(record.values.get("top1"))
+        dataset = None if data is None else find_hub_dataset(data)
+        if data is None or dataset is None or value is None:
+            continue
+        entry = EvalResultEntry(
             dataset_id=dataset,
             task_id=_find_configuration(data) or "default",
             value=round_metric(value),
@@ -115,19 +124,20 @@ def make_results_file(records: Sequence[Record], repo: str) -> bytes | None:
             source_name=FACTS_NAME if source else None,
             notes=_make_notes(data, record.command),
         )
-        for record in records
-        if (data := record.data) is not None and (dataset := find_hub_dataset(data)) is not None
-        if (value := as_fraction(record.values.get("top1"))) is not None
-    ]
+        entries.append(entry)
     rows: list[dict[str, Any]] = eval_result_entries_to_yaml(entries)
     return yaml.safe_dump(rows, sort_keys=False, allow_unicode=True, width=120).encode() if rows else None
 
 
 def _make_notes(data: DataFact, command: str) -> str:
     """Return what the format has no field for: metric, split, number of images, fingerprint and command."""
-    parts = ["top-1 accuracy", f"split {data.split}" if data.split else None]
-    parts += [f"{data.size:,} images" if data.size else None]
-    parts += [f"fingerprint {data.fingerprint}" if data.fingerprint else None, to_one_line(command)]
+    parts = (
+        "top-1 accuracy",
+        f"split {data.split}" if data.split else None,
+        f"{data.size:,} images" if data.size else None,
+        f"fingerprint {data.fingerprint}" if data.fingerprint else None,
+        to_one_line(command),
+    )
     return "; ".join(part for part in parts if part)
 
 

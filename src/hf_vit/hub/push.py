@@ -195,7 +195,14 @@ def push_to_hub(
 
     push = Push(repo_id, private, revision, create_pr, tag, collection, token, sdk, report_line)
     with _make_shards_folder() as scratch:
-        if not isinstance(source, str | os.PathLike):
+        if isinstance(source, str | os.PathLike):
+            folder = Path(source)
+            if processor is not None or facts or card is not None:
+                raise UserError(
+                    "processor=, facts= and card= are for a model object, but a folder was given, which contains its "
+                    "own; leave them out"
+                )
+        else:
             if sdk == "static":
                 raise UserError(
                     "space=True needs the folder of a page, but a model object was given; give the page's path, or "
@@ -203,14 +210,7 @@ def push_to_hub(
                 )
             folder = scratch / "model" / repo_id.rpartition("/")[2]
             _save_model(source, folder, processor, facts, card, max_shard_size)
-        elif processor is not None or facts or card is not None:
-            raise UserError(
-                "processor=, facts= and card= are for a model object, but a folder was given, which contains its "
-                "own; leave them out"
-            )
-        else:
-            folder = Path(source)
-        # Local errors are raised before the first request. The card is made again below if the full name differs.
+        # Collect the files first, as local errors must come before the first request.
         shards = scratch / "shards"
         shards.mkdir()
         options: dict[str, Any] = {"license": license, "share_images": share_images}
@@ -220,7 +220,7 @@ def push_to_hub(
             collect_files = collect if sdk is None else collect_gradio
             contents = collect_files(folder, repo_id, scratch=shards, max_shard_size=max_shard_size, **options)
         push.find_destination()
-        if push.repo_id != repo_id and sdk is None:
+        if push.repo_id != repo_id and sdk is None:  # the card names the repository, now with the user's name
             contents = contents.with_files(describe_model(folder, push.repo_id, **options))
         shared = "page" if sdk == "static" else "model"
         result = push.run(contents, message or f"Share the {shared} with hf-vit", dry_run)
@@ -290,7 +290,7 @@ class Push:
     tags: dict[str, str] = field(default_factory=dict[str, str], init=False)
 
     def __post_init__(self) -> None:
-        """Raise a UserError for names that the Hub would refuse, or for options that exclude each other."""
+        """Set what follows from the options; raise a UserError for names that the Hub refuses, and for conflicts."""
         for name, value in (("revision", self.revision), ("tag", self.tag)):
             if value is not None and not _BRANCH.fullmatch(value):
                 raise UserError(f"'{value}' cannot be the name of a {name}; use letters, digits, -, _, . and /")
@@ -309,12 +309,16 @@ class Push:
         self.token_source = describe_token(self.has_token)
         self.repo_type: Literal["model", "space"] = "space" if self.sdk else "model"
         self.branch = self.revision or "main"
-        self.branch_exists = self.branch == "main"
+        self.branch_exists = self.branch == "main"  # of a new repository; `_read_repository` corrects it
 
     # Checks before the push
 
     def find_destination(self) -> None:
-        """Read the repository and check the user's rights to it."""
+        """Read the repository, check the user's rights to it, and complete `repo_id` with the user's name.
+
+        Raises:
+            UserError: there is no valid token, no right to push, or the repository does not fit the options.
+        """
         if not self.has_token and get_token() is None:
             raise UserError(f"there is no token for the Hub: {describe_login()}")
         answer = self._request("the Hub", "checking your account on the Hub", self.api.whoami)
@@ -339,7 +343,7 @@ class Push:
             raise explain_hub_error(error, target, explicit_token=self.has_token) from error
 
     def _read_repository(self, account: Account) -> None:
-        """Read branches, tags and files of the repository, and check that it can be pushed to."""
+        """Read branches, tags and files of the repository, and check that it can be pushed to or created."""
         try:
             info = self.api.repo_info(**self._repository)
         except RepositoryNotFoundError:
@@ -405,12 +409,14 @@ class Push:
             self._create_tag(self.parent)
             return self._make_result(self.parent, changed=False)
         open_pull_request = self._attempt("reading pull requests", self._find_pull_request) if self.create_pr else None
-        if open_pull_request:
-            return self._make_result(open_pull_request[0], changed=False, pull_request=open_pull_request[1])
+        if open_pull_request is not None:
+            commit, url = open_pull_request
+            return self._make_result(commit, changed=False, pull_request=url)
         self._create_repository()
         commit, pull_request = self._attempt("the upload", lambda: self._commit(message), self._find_lost_commit)
         remote = self._attempt("comparing checksums", lambda: self._list_files(commit))
-        if differing_paths := find_differences(contents.files, remote) + contents.find_stale(remote):
+        differing_paths = find_differences(contents.files, remote) + contents.find_stale(remote)
+        if differing_paths:
             raise UserError(
                 f"{self.repo_id} at {commit[:8]} differs from what was pushed: {', '.join(differing_paths)}; run "
                 "the same command again, without changing the folder meanwhile"
@@ -499,9 +505,9 @@ class Push:
         if self.create_pr:
             return self._find_pull_request()
         head = self._list_heads().get(self.branch)
-        return (
-            (head, None) if head not in (None, self.parent) and self._matches_contents(self._list_files(head)) else None
-        )
+        if head is None or head == self.parent or not self._matches_contents(self._list_files(head)):
+            return None
+        return head, None
 
     def _find_pull_request(self) -> tuple[str, str] | None:
         """Return commit and URL of an open pull request with exactly these contents; None if there is none."""
@@ -533,9 +539,10 @@ class Push:
 
     def _create_tag(self, commit: str | None) -> None:
         """Tag the commit if a tag was given."""
-        if (name := self.tag) is not None:
+        tag = self.tag
+        if tag is not None:
             self._attempt(
-                "tagging", lambda: self.api.create_tag(**self._repository, tag=name, revision=commit, exist_ok=True)
+                "tagging", lambda: self.api.create_tag(**self._repository, tag=tag, revision=commit, exist_ok=True)
             )
 
     def add_to_collection(self) -> str:
@@ -596,19 +603,22 @@ class Push:
         """Return an explanation of a failure due to file size, naming the file; None for other failures."""
         files = self.contents.files.values()
         response = find_response(error)
-        text_files = [file for file in files if file.is_text]  # text files are sent inside the commit
-        stored_files = [file for file in files if not file.is_text]
         if response is not None and response.status_code == 413 and "/commit/" in str(response.url):
+            text_files = [file for file in files if file.is_text]  # they are sent inside the commit
             largest = max(text_files, key=lambda file: file.size)
             return (
                 f"the {len(text_files)} text files ({sum(file.size for file in text_files):,} bytes together, most of "
                 f"them in {largest.path}) are more than the Hub accepts in one commit; make {largest.path} smaller"
             )
+        stored_files = [file for file in files if not file.is_text]
         named_files = [file for file in stored_files if file.sha256 in str(error)]
         if find_status(error) != 413 and not (named_files and "too large" in str(error).lower()):
             return None
         largest = max(named_files or stored_files, key=lambda file: file.size)
-        return f"{largest.path} ({largest.size:,} bytes) is larger than the Hub accepts; use a smaller max_shard_size"
+        return (
+            f"{largest.path} ({largest.size:,} bytes) is larger than the Hub accepts; give a smaller max_shard_size "
+            "(--max-shard-size)"
+        )
 
     def _describe_state(self) -> str:
         """Return a sentence about the state of the branch after a failure."""
