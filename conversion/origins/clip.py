@@ -336,7 +336,6 @@ OPEN_CLIP = Origin(
 
 _PE_POOL = "attn_pool"
 _POOL = "pooler.map"
-_POOL_INPUTS = "pooler.map.attention.{q,k,v}_proj"
 _is_core = make_recognizer(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_PE_POOL}\.probe$")
 _is_tower = make_recognizer(
     _OPEN_PATCHES, _OPEN_BASES, _OPEN_BLOCKS, lacks=r"(^|\.)(ln_post\.weight|proj|attn_pool\..+)$"

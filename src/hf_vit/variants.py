@@ -10,6 +10,7 @@ ViT-5: 2602.08071 and its code's `models_vit5.py`.
 
 import difflib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -142,12 +143,19 @@ ROTARY: dict[str, tuple[Variant, dict[str, Any]]] = {
 
 def list_variant_names() -> list[str]:
     """Return the names of all variants, plain ones first."""
-    plain_names = [f"{size}/{patch}" for size, variant in VARIANTS.items() for patch in variant.patches]
-    axial_names = [f"Axial-{size}/{patch}" for size in AXIAL_SIZES for patch in AXIAL_PATCHES]
-    local_names = [f"Local-{size}/{patch}" for size in LOCAL_SIZES for patch in LOCAL_PATCHES]
-    mixer_names = [f"{size}/{patch}" for size, (*_, patches) in MIXERS.items() for patch in patches]
-    rotary_names = [f"{size}/{patch}" for size, (variant, _) in ROTARY.items() for patch in variant.patches]
-    return [*plain_names, *HYBRIDS, *axial_names, *local_names, *RESNETS, *mixer_names, *rotary_names]
+
+    def combine(patches_of_size: Mapping[str, Sequence[int]], prefix: str = "") -> list[str]:
+        return [f"{prefix}{size}/{patch}" for size, patches in patches_of_size.items() for patch in patches]
+
+    return [
+        *combine({size: variant.patches for size, variant in VARIANTS.items()}),
+        *HYBRIDS,
+        *combine(dict.fromkeys(AXIAL_SIZES, AXIAL_PATCHES), "Axial-"),
+        *combine(dict.fromkeys(LOCAL_SIZES, LOCAL_PATCHES), "Local-"),
+        *RESNETS,
+        *combine({size: patches for size, (*_, patches) in MIXERS.items()}),
+        *combine({size: variant.patches for size, (variant, _) in ROTARY.items()}),
+    ]
 
 
 def looks_like_variant(name: str) -> bool:

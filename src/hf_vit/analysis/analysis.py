@@ -218,17 +218,19 @@ class TokenLayout:
 
     def __init__(self, model: nn.Module) -> None:
         config = find_encoder(model).config
-        self.class_token: int | None = 0
+        self.class_token: int | None = None
+        self.patch_tokens = slice(None)
         if config.model_type in OURS:
             self.patch_px: tuple[int, int] = config.patch_stride
-            attends = config.model_type in OUR_VITS  # a Mixer has no other tokens than its patches
-            self.patch_tokens = get_patch_token_slice(config) if attends else slice(None)
-            self.class_token = get_class_token_index(config) if attends and config.has_class_token else None
             self._compute_grid = config.grid_of
+            if config.model_type in OUR_VITS:  # a Mixer has no other tokens than its patches
+                self.patch_tokens = get_patch_token_slice(config)
+                self.class_token = get_class_token_index(config) if config.has_class_token else None
         else:
             self.patch_px = as_pair(config.patch_size)
-            self.patch_tokens = slice(PREFIX_TOKENS[config.model_type](config), None)
             self._compute_grid = lambda height, width: (height // self.patch_px[0], width // self.patch_px[1])
+            self.patch_tokens = slice(PREFIX_TOKENS[config.model_type](config), None)
+            self.class_token = 0  # all of these models have one
 
     def grid(self, pixel_values: torch.Tensor) -> tuple[int, int]:
         """Return the patch grid (h, w) for images [B, C, H, W]."""

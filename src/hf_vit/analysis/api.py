@@ -321,14 +321,16 @@ def analyze(
             results of other inputs.
     """
     settings = replace(settings or AnalysisSettings(), **choices)
-    if unknown_names := [name for name in only or () if name not in ANALYSES]:
+    unknown_names = [name for name in only or () if name not in ANALYSES]
+    if unknown_names:
         raise UserError(f"the analysis {', '.join(unknown_names)} is unknown; choose from {', '.join(ANALYSES)}")
     refuse_output_in(images, output)
     if output is not None and isinstance(model, str | Path) and Path(model).is_dir():
         Facts.load(model)  # raises for damaged facts before the work begins
     conflicts = None if cue_conflict is None else open_cue_conflicts(cue_conflict)
-    if images is None and conflicts is not None and only and set(only) == {ShapeBias.name}:
-        images = conflicts.images
+    runs_shape_bias_alone = only is not None and set(only) == {ShapeBias.name}
+    if images is None and conflicts is not None and runs_shape_bias_alone:
+        images = conflicts.images  # it reads no others
     if images is None:
         raise UserError(
             "--images is missing, and only shape_bias works with --cue-conflict alone; give a folder of "
@@ -345,7 +347,7 @@ def analyze(
     )
     run = AnalysisRun(loaded, context.images)
     applicable = _select_applicable(only, context, run)
-    if output is None:
+    if output is None:  # nothing is written, recorded or reported
         for name in applicable:
             _measure(ANALYSES[name](context), run)
         return run
@@ -365,7 +367,7 @@ def _run_analyses(
     report: Callable[[str], None],
 ) -> None:
     """Run the analyses that the folder does not hold yet, add them to the run, and write a report of all of them."""
-    documents = _read_finished(folder, context)
+    documents = _read_finished(folder, context)  # by name
     folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     for name in names:
@@ -379,6 +381,7 @@ def _run_analyses(
         report(f"{name} finished in {time.perf_counter() - analysis_start:.1f} s{note}")
     for name, document in documents.items():
         run.arrays[name] = {array: stored_array.array() for array, stored_array in document.arrays.items()}
+        # An earlier run that was killed may not have recorded the summary of its result.
         if name not in run.summaries and ANALYSES[name].find_obstacle(context) is None:
             run.summaries[name] = ANALYSES[name](context).summary(run.arrays[name])
         run.pictures.update({folder / file: title for file, title in document.pictures.items()})
@@ -399,23 +402,29 @@ def _run_analyses(
 
 
 def _select_applicable(only: Sequence[str] | None, context: Context, run: AnalysisRun) -> list[str]:
-    """Return the names of the analyses that apply to the model; raise UserError if one in `only`, or none, does."""
-    reasons = {
-        name: analysis.find_obstacle(context) for name, analysis in ANALYSES.items() if only is None or name in only
-    }
-    if any(keeps_shapes(each.processor) for each in (context.loaded, context.against) if each is not None):
-        reason = "it needs images of one size, but the model's image processor keeps their shape (max_num_patches)"
-        reasons = {name: old or (reason if ANALYSES[name].reads_images else None) for name, old in reasons.items()}
-    run.left_out = {name: reason for name, reason in reasons.items() if reason is not None}
+    """Return the names of the analyses that apply to the model, and set `run.left_out` to why others do not.
+
+    Raises:
+        UserError: one of those in `only` does not apply, or none does.
+    """
+    models = [context.loaded] if context.against is None else [context.loaded, context.against]
+    has_own_shapes = any(keeps_shapes(model.processor) for model in models)
+    names = [name for name in ANALYSES if only is None or name in only]
+    for name in names:
+        reason = ANALYSES[name].find_obstacle(context)
+        if reason is None and has_own_shapes and ANALYSES[name].reads_images:
+            reason = "it needs images of one size, but the model's image processor keeps their shape (max_num_patches)"
+        if reason is not None:
+            run.left_out[name] = reason
     if only is not None and run.left_out:
-        name = next(iter(run.left_out))
-        raise UserError(f"{name} cannot be applied: {run.left_out[name]}")
-    if len(run.left_out) == len(reasons):
+        name, reason = next(iter(run.left_out.items()))
+        raise UserError(f"{name} cannot be applied: {reason}")
+    if len(run.left_out) == len(names):
         raise UserError(
             f"no analysis can be applied to {context.loaded.name}: {'; '.join(run.left_out.values())}; give "
             "another model"
         )
-    return [name for name in reasons if name not in run.left_out]
+    return [name for name in names if name not in run.left_out]
 
 
 def _measure(analysis: Analysis, run: AnalysisRun) -> Arrays:

@@ -232,12 +232,13 @@ class CueConflicts:
             )
         refuse_regression(subject.model, subject.name, "shape_bias")
         label_map = _read_map(class_map)
-        missing: list[str] = []  # labels that the last label set lacks
         labels_by_class = {name: list(map(_normalize_name, label_map.get(name, [name]))) for name in self.classes}
-        for names in subject.label_sets:
+        missing: list[str] = []
+        for names in subject.label_sets:  # the first set that has all labels counts
             indices = _index_labels(names)
-            pairs = [(name, label) for name, class_labels in labels_by_class.items() for label in class_labels]
-            missing = [f"'{label}' (class {name})" for name, label in pairs if label not in indices]
+            missing = []
+            for name, class_labels in labels_by_class.items():
+                missing += [f"'{label}' (class {name})" for label in class_labels if label not in indices]
             if not missing:
                 labels = tuple(tuple(indices[label] for label in labels_by_class[name]) for name in self.classes)
                 # The fingerprint includes classes and labels, as the result depends on them as much as on the pixels.
@@ -265,18 +266,19 @@ def open_cue_conflicts(folder: str | os.PathLike[str]) -> CueConflicts:
         raise UserError(f"{root} is not a folder; give a folder of images named like cat/cat7-elephant1.png")
     files = [root.joinpath(*parts) for parts in walk(root)[0] if is_image(parts[-1])]
     cues = {path: _parse_cues(path, root) for path in files}
-    disagreeing = [path for path in files if cues[path][0] != cues[path][1]]
-    if not disagreeing:
+    conflicting = [path for path, (shape, texture) in cues.items() if shape != texture]
+    if not conflicting:
         raise UserError(
             f"{root} holds no image whose shape and texture have different classes; add images named like "
             "cat/cat7-elephant1.png"
         )
-    images, paths = read_image_files(root.resolve().name, disagreeing)
-    if num_agreeing := len(files) - len(disagreeing):
-        images.notes.append(f"{num_agreeing} images whose shape and texture have the same class were skipped")
-    classes = sorted({name for path in paths for name in cues[path]})
-    shapes, textures = ([classes.index(cues[path][cue]) for path in paths] for cue in (0, 1))
-    return CueConflicts(images, shapes, textures, classes)
+    images, paths = read_image_files(root.resolve().name, conflicting)
+    num_skipped = len(files) - len(conflicting)
+    if num_skipped:
+        images.notes.append(f"{num_skipped} images whose shape and texture have the same class were skipped")
+    shape_names, texture_names = zip(*(cues[path] for path in paths), strict=True)
+    classes = sorted({*shape_names, *texture_names})
+    return CueConflicts(images, list(map(classes.index, shape_names)), list(map(classes.index, texture_names)), classes)
 
 
 def _parse_cues(path: Path, root: Path) -> tuple[str, str]:
@@ -317,7 +319,7 @@ def _read_map(source: str | Path | Mapping[str, Sequence[str]] | None) -> Mappin
     except FileNotFoundError as error:
         raise UserError(f"the class map {source} does not exist; check the path") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"the class map {source} is not valid JSON ({error}); correct it there") from error
+        raise UserError(f"the class map {source} is not valid JSON; correct the file ({error})") from error
 
     def is_label_list(labels: Any) -> bool:
         return isinstance(labels, list) and bool(labels) and all(isinstance(label, str) for label in labels)

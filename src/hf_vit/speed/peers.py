@@ -137,20 +137,20 @@ class MatrixProducts(nn.Module):
 
     def __init__(self, config: HfViTBaseConfig, packed: bool) -> None:
         super().__init__()
-        width, mlp = config.hidden_size, config.intermediate_size
-        self.depth = config.num_hidden_layers
+        width, mlp_width = config.hidden_size, config.intermediate_size
         self.heads = config.num_attention_heads
         self.patch = config.patch_size
-        sizes = {"qkv": (width, 3 * width), "output": (width, width), "fc1": (width, mlp), "fc2": (mlp, width)}
 
         def build_dense(inputs: int, outputs: int) -> nn.Module:
             linear = nn.Linear(inputs, outputs)
             return Dense(linear.weight, linear.bias) if packed else linear
 
         self.patches = build_dense(3 * self.patch**2, width)
-        self.layers = nn.ModuleList(
-            nn.ModuleDict({name: build_dense(*size) for name, size in sizes.items()}) for _ in range(self.depth)
-        )
+        self.layers = nn.ModuleList()
+        for _ in range(config.num_hidden_layers):
+            products = {"qkv": build_dense(width, 3 * width), "output": build_dense(width, width)}
+            products |= {"fc1": build_dense(width, mlp_width), "fc2": build_dense(mlp_width, width)}
+            self.layers.append(nn.ModuleDict(products))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Run all products on images [B, 3, H, W]; return tokens [B, N, D]."""
@@ -269,42 +269,50 @@ def find_obstacle(
 ) -> str | None:
     """Return why a contestant cannot take part; None if it can."""
     base_name, separator, form = name.partition(", ")
-    config = shape.make_any_config()
-    variant = shape.variant
     if training and ("optimized" in base_name or separator + form not in ("", COMPILED)):
         return f"{name} is for inference only"
     if form in FORMS:
         engine, in_int8 = FORMS[form]
-        if missing := engine.list_missing():
+        missing = engine.list_missing()
+        if missing:
             return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
         if torch.device(device).type != "cpu":
             return f"{engine.package} is only measured on CPUs"
         if (in_int8 and dtype != torch.float32) or dtype not in engine.dtypes:
             return f"{form} does not support {str(dtype).removeprefix('torch.')}"
-    is_mixer = variant.startswith("Mixer-") and variant != "Mixer-H/14"
-    is_in_timm = base_name == "timm" and (variant in _TIMM_HYBRIDS or variant.startswith("BiT-") or is_mixer)
-    is_dinov3 = variant in _TIMM_DINOV3 and base_name.split()[0] in ("timm", "transformers")
     package = _PACKAGES.get(base_name)
-    is_vit = isinstance(config, HfViTBaseConfig)
+    if package is not None and find_spec(package) is None:
+        return f"{package} is not installed"
+    return _find_missing_part(base_name, shape.variant, shape.make_any_config())
+
+
+def _find_missing_part(base_name: str, variant: str, config: HfBaseConfig) -> str | None:
+    """Return what the variant lacks for a contestant without its form, or that its library lacks the variant."""
     is_rotary = isinstance(config, HfViTBaseConfig) and config.rotary_embedding is not None
-    reasons = {
-        f"{package} is not installed": package is not None and find_spec(package) is None,
-        f"{variant} has no attention": base_name in ("hf_vit eager", "hf_vit flash") and not is_vit,
-        f"{variant} has no GELU": base_name.endswith(" tanh") and not hasattr(config, "hidden_act"),
-        f"{variant} has no rotary positions": base_name.endswith("unrotated") and not is_rotary,
-        f"{base_name} has no {variant}": (type(config) is not HfViTConfig or is_rotary)
-        and base_name in (PRODUCTS, *PEERS)
-        and not (is_in_timm or is_dinov3),
-    }
-    return next((reason for reason, applies in reasons.items() if applies), None)
+    if base_name in ("hf_vit eager", "hf_vit flash") and not isinstance(config, HfViTBaseConfig):
+        return f"{variant} has no attention"
+    if base_name.endswith(" tanh") and not hasattr(config, "hidden_act"):
+        return f"{variant} has no GELU"
+    if base_name.endswith("unrotated") and not is_rotary:
+        return f"{variant} has no rotary positions"
+    if base_name not in (PRODUCTS, *PEERS) or (type(config) is HfViTConfig and not is_rotary):
+        return None  # all libraries have the plain ViT
+    is_mixer_of_timm = variant.startswith("Mixer-") and variant != "Mixer-H/14"
+    is_in_timm = variant in _TIMM_HYBRIDS or variant.startswith("BiT-") or is_mixer_of_timm
+    is_dinov3 = variant in _TIMM_DINOV3 and base_name.split()[0] in ("timm", "transformers")
+    return None if is_dinov3 or (base_name == "timm" and is_in_timm) else f"{base_name} has no {variant}"
 
 
 def make_compiled_forms(names: Sequence[str]) -> list[str]:
-    """Return the compiled contestants for these names: with frozen weights and without; optimized
-    models only frozen.
+    """Return the compiled contestants for these names: with frozen weights and without; optimized models, which are
+    frozen anyway, once.
     """
-    base_names = [name for name in names if ", " not in name and name != PRODUCTS]
-    return [name + form for name in base_names for form in ((COMPILED,) if "optimized" in name else (COMPILED, FROZEN))]
+    compiled_names: list[str] = []
+    for name in names:
+        if ", " not in name and name != PRODUCTS:
+            forms = (COMPILED,) if "optimized" in name else (COMPILED, FROZEN)
+            compiled_names += [name + form for form in forms]
+    return compiled_names
 
 
 def make_engine_forms(names: Sequence[str]) -> list[str]:
@@ -323,17 +331,16 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
         UserError: there is no such contestant.
     """
     base_name, separator, form = name.partition(", ")
+    suffix = separator + form
     is_optimized = base_name.startswith("hf_vit optimized")
     engine, in_int8 = FORMS.get(form, (None, is_optimized and form == "int8"))
-    builders = (
-        OURS | PEERS | {PRODUCTS: lambda shape: MatrixProducts(shape.config(), packed=separator + form == PACKED)}
-    )
-    if base_name not in builders or not (engine or in_int8 or separator + form in ("", COMPILED, FROZEN, PACKED)):
+    builders = OURS | PEERS | {PRODUCTS: lambda shape: MatrixProducts(shape.config(), packed=suffix == PACKED)}
+    if base_name not in builders or not (engine or in_int8 or suffix in ("", COMPILED, FROZEN, PACKED)):
         raise UserError(
             f"the implementation '{name}' is unknown; choose from {', '.join(builders)} (for saved models use "
             "hf-vit bench saved)"
         )
-    if engine is not None and (in_int8 or not is_optimized):
+    if engine is not None and (in_int8 or not is_optimized):  # else `optimize_for_inference` puts it on the engine
         model = build(base_name.replace(" optimized", ""), shape).eval()
         if is_optimized:  # a model that is packed for torch could not be exported
             make_plan(model, torch.float32).carry_out()
@@ -346,11 +353,11 @@ def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: s
         engine_name = form if engine else "torch"
         quantize = "int8" if in_int8 else None
         return optimize_for_inference(model, engine=engine_name, compile=form.startswith("compiled"), quantize=quantize)
-    if separator + form == PACKED:
+    if suffix == PACKED:
         return pack(model)
-    if separator + form == FROZEN:
+    if suffix == FROZEN:
         compile_frozen(model.eval().requires_grad_(False))
-    elif separator + form == COMPILED:
+    elif suffix == COMPILED:
         model.compile()
     return model
 
@@ -375,17 +382,17 @@ class OnEngine(nn.Module):
         through_onnx: bool,
     ) -> None:
         super().__init__()
-        if engine is OPENVINO and not through_onnx:
+        if engine is not OPENVINO:
+            program: Any = export_onnx_of_batches(model, images, ["outputs"])
+            self.graph = _quantize_with_onnxruntime(program) if in_int8 else engine.compile(program, dtype)
+            return
+        if through_onnx:
+            graph = make_openvino_graph(export_onnx_of_batches(model, images, ["outputs"]))
+        else:
             import openvino
 
             graph = openvino.convert_model(model, example_input=images, input=[-1, *images.shape[1:]])
             graph.outputs[0].get_tensor().set_names({"outputs"})
-        else:
-            program: Any = export_onnx_of_batches(model, images, ["outputs"])
-            if engine is not OPENVINO:
-                self.graph = _quantize_with_onnxruntime(program) if in_int8 else engine.compile(program, dtype)
-                return
-            graph = make_openvino_graph(program)
         if in_int8:
             import nncf  # pyright: ignore[reportMissingImports]
 
@@ -531,8 +538,10 @@ def measure_cell(
         reason = find_obstacle(name, cell.shape, cell.work == "training", DTYPES[cell.dtype], cell.device)
         if reason is None and cell.checkpointing and not name.startswith(("hf_vit", "transformers")):
             reason = "it has no comparable activation checkpointing"
-        names += [] if reason else [name]
-        measured.absent |= {name: reason} if reason else {}
+        if reason is None:
+            names.append(name)
+        else:
+            measured.absent[name] = reason
     if not names:
         raise UserError(f"no implementation can be measured: {'; '.join(measured.absent.values())}")
     steps: dict[str, Callable[[], Any]] = {}
@@ -547,14 +556,12 @@ def measure_cell(
     measured.load = others_load()
     for name in names:
         rate = cell.batch / compute_quartiles(seconds[name]).median
-        measured.outcomes[name] = Outcome(
-            images_per_second=rate,
-            ratios={other: compute_speed_ratio(seconds, name, other) for other in names if other != name},
-            memory=measure_peak_memory(steps[name], cell.device) if memory else None,
-            utilisation=rate * _count_step_flops(cell, optimized="optimized" in name) / peak_flops
-            if peak_flops
-            else None,
-        )
+        utilization = None
+        if peak_flops:
+            utilization = rate * _count_step_flops(cell, optimized="optimized" in name) / peak_flops
+        ratios = {other: compute_speed_ratio(seconds, name, other) for other in names if other != name}
+        peak_memory = measure_peak_memory(steps[name], cell.device) if memory else None
+        measured.outcomes[name] = Outcome(rate, ratios, peak_memory, utilization)
     steps.clear()
     gc.collect()
     torch.compiler.reset()  # otherwise later cells reach its limit of recompilations and run uncompiled
