@@ -245,13 +245,12 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
             family: the config class that defines `auto_classes`.
             has_module: for each module of the family, whether its code is in the folder.
         """
-        loaded_map: Any = getattr(self, "auto_map", None)
-        loaded_map = loaded_map if isinstance(loaded_map, dict) else {}
-        custom_classes = {
-            auto_class: target
-            for auto_class, target in loaded_map.items()
-            if self._is_custom_class(target, folder, has_module)
-        }
+        stored_map: Any = getattr(self, "auto_map", None)
+        loaded_map: dict[str, Any] = stored_map if isinstance(stored_map, dict) else {}
+        custom_classes: dict[str, str] = {}
+        for auto_class, target in loaded_map.items():
+            if self._is_custom_class(target, folder, has_module):
+                custom_classes[auto_class] = target
         module = type(self).__module__.rpartition(".")[2]
         name = type(self).__name__
         is_registered = self._auto_class is not None and module != "__main__"
@@ -264,15 +263,11 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
                 UserWarning,
                 stacklevel=3,
             )
-        family_classes = {
-            key: target for key, target in self.auto_classes.items() if has_module[target.partition(".")[0]]
-        }
-        if "AutoConfig" in loaded_map:  # a model saved before: keep only the family's entries that it had
-            family_classes = {
-                auto_class: target
-                for auto_class, target in family_classes.items()
-                if loaded_map.get(auto_class) == target
-            }
+        family_classes: dict[str, str] = {}
+        was_saved = "AutoConfig" in loaded_map  # then keep only the family's entries that it had
+        for auto_class, target in self.auto_classes.items():
+            if has_module[target.partition(".")[0]] and (not was_saved or loaded_map.get(auto_class) == target):
+                family_classes[auto_class] = target
         if custom_classes.get("AutoConfig", family.__name__).rpartition(".")[2] != family.__name__:
             family_classes = {}  # transformers refuses a model class whose config class has another name
             if not custom_classes.keys() - {"AutoConfig"}:
@@ -510,11 +505,10 @@ class HfViTBaseConfig(HfBaseConfig):
         )
 
     def validate_combinations(self) -> None:
-        """Raise a ValueError for values that exclude each other; every message names the remedy."""
+        """Raise a ValueError for special tokens, pooling and norms that exclude each other."""
         pooling = self.pooling
-        positions = self.position_embedding
         registers = self.num_register_tokens
-        num_parts = {"learned_2d": 2, "sincos_1d": 2, "sincos_2d": 4, "sincos_2d_mae": 4}.get(positions, 1)
+        shares_one_block = self.num_hidden_groups == 1 and self.num_hidden_layers > 1
         refuse(
             (
                 pooling.startswith("token") and self.use_class_token is False,
@@ -532,10 +526,6 @@ class HfViTBaseConfig(HfBaseConfig):
             (
                 self.use_distillation_head and not self.use_distillation_token,
                 "use_distillation_head=True reads the distillation token; set use_distillation_token=True",
-            ),
-            (
-                self.is_causal and positions.startswith("relative"),
-                f"is_causal=True cannot be combined with position_embedding='{positions}'; use 'learned'",
             ),
             (
                 self.is_causal and self.has_class_token and pooling == "gap",
@@ -559,9 +549,21 @@ class HfViTBaseConfig(HfBaseConfig):
                 "representation_size=None and use_distillation_head=False, or use norm_after_pooling=False",
             ),
             (
-                self.drop_path_rate and self.num_hidden_groups == 1 < self.num_hidden_layers,
+                self.drop_path_rate and shares_one_block,
                 f"drop_path_rate={self.drop_path_rate} has no effect with num_hidden_groups=1, as the first group's "
                 "rate is always 0; use drop_path_rate=0 or more groups",
+            ),
+        )
+
+    def validate_positions(self) -> None:
+        """Raise a ValueError for position embeddings that attention, resampling or the hidden size do not fit."""
+        positions = self.position_embedding
+        # Parts of the hidden size: one for each axis, and in sincos_2d one for its sines and one for its cosines.
+        num_parts = {"learned_2d": 2, "sincos_1d": 2, "sincos_2d": 4, "sincos_2d_mae": 4}.get(positions, 1)
+        refuse(
+            (
+                self.is_causal and positions.startswith("relative"),
+                f"is_causal=True cannot be combined with position_embedding='{positions}'; use 'learned'",
             ),
             (
                 self.position_interpolation_offset and not self.position_interpolation.startswith("bicubic"),
@@ -601,7 +603,9 @@ class HfViTBaseConfig(HfBaseConfig):
         num_periods = size // (2 * self.num_rotary_axes)
         registers = self.num_register_tokens
         periods = self.rotary_periods
-        moves = (self.rotary_shift, self.rotary_jitter, self.rotary_rescale)
+        shift, jitter, rescale = self.rotary_shift, self.rotary_jitter, self.rotary_rescale
+        moves = [value for value in (shift, jitter, rescale) if value is not None]
+        factors = [value for value in (jitter, rescale) if value is not None]
         is_centered = self.rotary_coordinates == "centered"
         reference = self.rotary_reference_grid
         refuse(
@@ -640,15 +644,14 @@ class HfViTBaseConfig(HfBaseConfig):
                 f"num_register_tokens={registers}; change one of them",
             ),
             (
-                any(value is not None for value in moves) and not is_centered,
+                moves and not is_centered,
                 "rotary_shift, rotary_jitter and rotary_rescale need rotary_coordinates='centered'; set it, or "
                 "leave them out",
             ),
             (
-                any(value is not None and not 0 <= value < math.inf for value in moves)
-                or any(value is not None and value < 1 for value in moves[1:]),
-                f"rotary_shift={moves[0]} must be at least 0, rotary_jitter={moves[1]} and rotary_rescale={moves[2]} "
-                "at least 1, or None for none",
+                not all(0 <= value < math.inf for value in moves) or any(factor < 1 for factor in factors),
+                f"rotary_shift={shift} must be at least 0, rotary_jitter={jitter} and rotary_rescale={rescale} at "
+                "least 1, or None for none",
             ),
         )
 

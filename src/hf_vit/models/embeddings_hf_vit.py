@@ -46,8 +46,7 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
     wide = table if table.dtype == torch.float64 else table.float()
     planes = wide.permute(2, 0, 1)[None]
     antialias = mode == "bicubic_antialias"
-    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
-    if offset and not is_traced:
+    if offset and not is_graph():
         scales = [(new + offset) / old for new, old in zip(new_grid, table.shape, strict=False)]
         stretched = F.interpolate(planes, scale_factor=scales, mode="bicubic", antialias=antialias)
     elif offset and antialias:
@@ -56,15 +55,10 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
             "of any size; trace it for one size, or leave the offset out"
         )
     elif offset:  # a graph would keep the scale of the traced size
-        sides = list(zip(table.shape[:2], new_grid, strict=True))
-        (h, new_h), (w, new_w) = sides
+        (h, w), (new_h, new_w) = table.shape[:2], new_grid
         is_same = (torch.full((), new_h) == h) & (torch.full((), new_w) == w)  # then the table stays unchanged
-        identities = (torch.arange(new)[:, None] == torch.arange(old) for old, new in sides)
-        weights = (_compute_bicubic_weights(old, new, offset) for old, new in sides)
-        down, across = (
-            torch.where(is_same, identity.double(), side_weights).to(wide)
-            for identity, side_weights in zip(identities, weights, strict=True)
-        )
+        down = _compute_bicubic_weights(h, new_h, offset, is_same).to(wide)
+        across = _compute_bicubic_weights(w, new_w, offset, is_same).to(wide)
         stretched = down @ planes @ across.T
     elif mode.startswith("bicubic") or mode == "bilinear":
         stretched = F.interpolate(planes, size=new_grid, mode=mode.partition("_")[0], antialias=antialias)
@@ -75,8 +69,12 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
     return stretched[0].permute(1, 2, 0).to(table.dtype)
 
 
-def _compute_bicubic_weights(old: int, new: Any, offset: float) -> torch.Tensor:
-    """Return the weights [new, old] of torch's bicubic resize of a side by the scale (new + offset) / old."""
+def _compute_bicubic_weights(old: int, new: Any, offset: float, is_same: torch.Tensor) -> torch.Tensor:
+    """Return the weights [new, old] of torch's bicubic resize of a side by the scale (new + offset) / old.
+
+    If `is_same` (bool, []), which only the running graph can tell, they are the identity.
+    """
+    identity = torch.arange(new)[:, None] == torch.arange(old)
     positions = torch.arange(-2, old + 2, dtype=torch.float64)  # the border is repeated beyond it
     scale = old / (torch.full((), new, dtype=torch.float64) + offset)  # exporters cannot add to a symbolic size
     centers = (torch.arange(new, dtype=torch.float64) + 0.5) * scale
@@ -84,7 +82,8 @@ def _compute_bicubic_weights(old: int, new: Any, offset: float) -> torch.Tensor:
     near = (1.25 * distance - 2.25) * distance**2 + 1
     far = -0.75 * (((distance - 5) * distance + 8) * distance - 4)
     weights = torch.where(distance <= 1, near, torch.where(distance < 2, far, 0.0))
-    return weights @ F.one_hot(positions.long().clamp(0, old - 1), old).double()
+    weights = weights @ F.one_hot(positions.long().clamp(0, old - 1), old).double()
+    return torch.where(is_same, identity.double(), weights)
 
 
 def resample_position_table(
@@ -271,6 +270,7 @@ def make_rotation(
             images = torch.tensor([i for i, other in enumerate(image_grids) if other == image_grid], device=like.device)
             indices = images[:, None], compute_top_left_indices(image_grid, grid, like.device)
             coordinates = coordinates.index_put(indices, compute_patch_coordinates(config, image_grid, like, moves))
+    # Special tokens come first, or last if attention is causal.
     padding = (0, 0, 0, special) if config.is_causal else (0, 0, special, 0)
     if config.rotary_embedding == "mixed" or config.num_rotary_axes == 1:
         return F.pad(coordinates, padding)
@@ -278,10 +278,9 @@ def make_rotation(
     if config.rotary_register_base is not None:  # registers are the last special tokens, before the patches
         side = math.isqrt(config.num_register_tokens)
         first = special - config.num_register_tokens
-        register_angles = compute_patch_coordinates(config, (side, side), like, moves)
-        register_angles = compute_angles(config, register_angles, config.rotary_register_base).expand(
-            angles.shape[0], -1, -1
-        )
+        register_coordinates = compute_patch_coordinates(config, (side, side), like, moves)
+        register_angles = compute_angles(config, register_coordinates, config.rotary_register_base)
+        register_angles = register_angles.expand(angles.shape[0], -1, -1)
         angles = torch.cat([angles[:, :first], register_angles, angles[:, special:]], dim=1)
     return to_rotation(angles[:, None])
 
@@ -302,21 +301,8 @@ def rotate(states: torch.Tensor, rotation: Rotation, pairing: str) -> torch.Tens
 
     The order of the rotated channels is the same for queries and keys, which is all that their products read.
     """
-    if isinstance(rotation, torch.Tensor) and not is_graph():  # the fewest passes over memory
-        wide_dtype = rotation.real.dtype
-        # Heads apart in memory: the product then takes all tokens of a head at once, and attention needs no copy.
-        layout = torch.contiguous_format if states.dtype != wide_dtype else torch.preserve_format
-        wide = states.to(wide_dtype, memory_format=layout)
-        if pairing == "halves":
-            pairs = torch.complex(*wide.chunk(2, dim=-1))
-        else:
-            pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
-        is_copy = pairing == "halves" or wide is not states  # new memory costs more than the product
-        try:
-            pairs = pairs.mul_(rotation) if is_copy else pairs * rotation
-        except RuntimeError:  # vmap over rotations: the products do not fit into one copy
-            pairs = pairs * rotation
-        return torch.view_as_real(pairs).flatten(-2).to(states.dtype)
+    if isinstance(rotation, torch.Tensor) and not is_graph():
+        return _rotate_as_complex(states, rotation, pairing)
     cosine, sine = (rotation.real, rotation.imag) if isinstance(rotation, torch.Tensor) else rotation
     if pairing == "halves":
         first, second = states.chunk(2, dim=-1)
@@ -328,6 +314,25 @@ def rotate(states: torch.Tensor, rotation: Rotation, pairing: str) -> torch.Tens
     first, second = states.unflatten(-1, (-1, 2)).unbind(-1)
     rotated_pairs = first * cosine - second * sine, second * cosine + first * sine
     return torch.stack(rotated_pairs, dim=-1).flatten(-2).to(states.dtype)
+
+
+def _rotate_as_complex(states: torch.Tensor, rotation: torch.Tensor, pairing: str) -> torch.Tensor:
+    """Rotate as `rotate` by one complex product, with the fewest passes over memory."""
+    wide_dtype = rotation.real.dtype
+    # Heads apart in memory: the product then takes all tokens of a head at once, and attention needs no copy.
+    layout = torch.contiguous_format if states.dtype != wide_dtype else torch.preserve_format
+    wide = states.to(wide_dtype, memory_format=layout)
+    if pairing == "halves":
+        pairs = torch.complex(*wide.chunk(2, dim=-1))
+    else:
+        pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
+    is_copy = pairing == "halves" or wide is not states
+    try:
+        # A copy may be overwritten: new memory costs more than the product.
+        rotated = pairs.mul_(rotation) if is_copy else pairs * rotation
+    except RuntimeError:  # vmap over rotations: the products do not fit into one copy
+        rotated = pairs * rotation
+    return torch.view_as_real(rotated).flatten(-2).to(states.dtype)
 
 
 def build_norm(config: HfViTBaseConfig, width: int | None = None) -> nn.Module:

@@ -105,28 +105,29 @@ class HfViTAttention(nn.Module):
         self.is_causal = config.is_causal
         self.attention_dropout = config.attention_probs_dropout_prob
         width = config.hidden_size
-        bias = config.qkv_bias
-        biases = bias, bias and config.key_bias, bias
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=has_bias) for has_bias in biases)
+        self.q_proj = nn.Linear(width, width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(width, width, bias=config.qkv_bias and config.key_bias)
+        self.v_proj = nn.Linear(width, width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(width, width, bias=config.projection_bias)
         self.q_layernorm = build_norm(config, self.head_dim) if config.use_qk_norm else None
         self.k_layernorm = build_norm(config, self.head_dim) if config.use_qk_norm else None
         self.inner_layernorm = build_norm(config) if config.norm_in_attention else None
-        frequencies = torch.zeros(2, config.num_attention_heads * (self.head_dim // 2))  # one row per axis
-        self.rotary_frequencies = nn.Parameter(frequencies) if config.rotary_embedding == "mixed" else None
+        self.rotary_frequencies: nn.Parameter | None = None
+        if config.rotary_embedding == "mixed":  # one row per axis
+            self.rotary_frequencies = nn.Parameter(torch.zeros(2, config.num_attention_heads * (self.head_dim // 2)))
         self.rotary_pairing = config.rotary_pairing
-        relative = RELATIVE_POSITIONS.get(config.position_embedding)
-        self.relative_position = None if relative is None else relative(config)
+        relative_class = RELATIVE_POSITIONS.get(config.position_embedding)
+        self.relative_position = None if relative_class is None else relative_class(config)
 
     def init_weights(self) -> None:
         """Initialize learned frequencies in two orthogonal random directions for each head, as RoPE-ViT's code."""
         if self.rotary_frequencies is None:
             return
-        count = self.head_dim // 4
+        count = self.head_dim // 4  # frequencies in each of the two directions
         magnitudes = 1 / self.config.rotary_base ** (torch.arange(count) / count)
-        directions = torch.rand(self.config.num_attention_heads, 1) * 2 * torch.pi
-        directions = torch.cat([directions.expand(-1, count), (directions + torch.pi / 2).expand(-1, count)], dim=1)
-        frequencies = torch.stack([directions.cos(), directions.sin()]) * magnitudes.repeat(2)
+        first = torch.rand(self.config.num_attention_heads, 1) * 2 * torch.pi  # angle of the first direction
+        angles = torch.cat([first.expand(-1, count), (first + torch.pi / 2).expand(-1, count)], dim=1)
+        frequencies = torch.stack([angles.cos(), angles.sin()]) * magnitudes.repeat(2)
         init.copy_(self.rotary_frequencies, frequencies.flatten(1).to(self.rotary_frequencies))
 
     def heads(self, projected: torch.Tensor) -> torch.Tensor:
@@ -280,7 +281,8 @@ class HfViTSwiGLU(nn.Module):
         size = config.intermediate_size
         width = config.hidden_size
         self.has_bias = config.mlp_bias
-        self.gate_proj, self.up_proj = (nn.Linear(width, size, bias=self.has_bias) for _ in range(2))
+        self.gate_proj = nn.Linear(width, size, bias=self.has_bias)
+        self.up_proj = nn.Linear(width, size, bias=self.has_bias)
         self.inner_layernorm = build_norm(config, size) if config.norm_in_mlp else None
         self.down_proj = nn.Linear(size, width, bias=self.has_bias)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -592,13 +594,12 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         super().__init__(config)
         self.embeddings = HfViTEmbeddings(config, self.build_patch_embeddings(config), use_mask_token)
         groups = config.num_hidden_groups or config.num_hidden_layers
-        rate_step = config.drop_path_rate / max(groups - 1, 1)
+        rate_step = config.drop_path_rate / max(groups - 1, 1)  # the rate grows linearly from 0 in the first block
         self.layers = nn.ModuleList([self.build_layer(config, i * rate_step) for i in range(groups)])
-        without_norm = config.norm_after_pooling is None
-        self.layernorm = nn.Identity() if without_norm else build_norm(config)
-        self.pooler: HfViTPooler | None = None
-        if add_pooling_layer:
-            self.pooler = POOLERS[config.pooling](config)
+        has_norm = config.norm_after_pooling is not None
+        self.layernorm = build_norm(config) if has_norm else nn.Identity()
+        self.pooler: HfViTPooler | None = POOLERS[config.pooling](config) if add_pooling_layer else None
+        # Without the pooler, the norm must apply to the tokens.
         self.norm_after_pooling = bool(config.norm_after_pooling) and add_pooling_layer
         self.post_init()
 

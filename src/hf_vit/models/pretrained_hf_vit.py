@@ -46,9 +46,11 @@ def check_values(inputs: torch.Tensor, *parents: nn.Module) -> None:
     """
     if inputs.is_meta:
         return
-    modules = [module for parent in parents for module in parent.modules() if not hasattr(module, "_hf_hook")]
-    if any(parameter.is_meta for module in modules for parameter in module.parameters(recurse=False)):
-        raise ValueError("a weight is on the meta device, without values; load all weights of the model first")
+    for parent in parents:
+        for module in parent.modules():
+            is_loaded_later = hasattr(module, "_hf_hook")
+            if not is_loaded_later and any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+                raise ValueError("a weight is on the meta device, without values; load all weights of the model first")
 
 
 def check_images(pixel_values: torch.Tensor, num_channels: int) -> None:
@@ -95,21 +97,23 @@ def compute_classification_loss(
     scores = logits if logits.dtype == torch.float64 else logits.float()
     if problem_type is None and logits.shape[1] == 1:
         problem_type = "regression"
-    has_image_shape, has_logits_shape = labels.shape == logits.shape[:1], labels.shape == logits.shape
-    are_indices = labels.shape in (logits.shape[:1], (len(logits), 1)) and not labels.is_floating_point()
-    if problem_type == "regression" and (has_logits_shape or (has_image_shape and logits.shape[1] == 1)):
+    is_single_label = problem_type in (None, "single_label_classification")
+    has_one_label_per_image = labels.shape == logits.shape[:1]  # [B]
+    has_logits_shape = labels.shape == logits.shape  # [B, K]
+    are_indices = (has_one_label_per_image or labels.shape == (len(logits), 1)) and not labels.is_floating_point()
+    if problem_type == "regression" and (has_logits_shape or (has_one_label_per_image and logits.shape[1] == 1)):
         losses = ((scores - labels.to(scores.dtype).view_as(scores)) ** 2).mean(dim=1)
     elif problem_type == "multi_label_classification" and has_logits_shape:
         losses = F.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype), reduction="none").sum(dim=1)
-    elif problem_type in (None, "single_label_classification") and has_logits_shape:
+    elif is_single_label and has_logits_shape:
         _check_probabilities(labels)
         losses = F.cross_entropy(scores, labels.to(scores.dtype), reduction="none")
-    elif problem_type in (None, "single_label_classification") and are_indices:
-        labels = labels.flatten().long()
-        _check_indices(labels, logits.shape[1])
-        losses = F.cross_entropy(scores, labels, reduction="none")
+    elif is_single_label and are_indices:
+        indices = labels.flatten().long()
+        _check_indices(indices, logits.shape[1])
+        losses = F.cross_entropy(scores, indices, reduction="none")
         if num_items_in_batch is None:
-            return losses.sum() / (labels != -100).sum().clamp(min=1)
+            return losses.sum() / (indices != -100).sum().clamp(min=1)
     else:
         raise ValueError(
             f"labels of shape {tuple(labels.shape)} and {labels.dtype} do not fit logits {tuple(logits.shape)} and "
@@ -117,7 +121,7 @@ def compute_classification_loss(
         )
     if num_items_in_batch is None:
         return losses.mean()
-    return losses.sum() * labels[0].numel() / num_items_in_batch
+    return losses.sum() * labels[0].numel() / num_items_in_batch  # K label elements an image for [B, K]
 
 
 def _are_readable(labels: torch.Tensor) -> bool:
@@ -205,9 +209,9 @@ class HfPublishedMixin:
     def is_custom_code(cls) -> bool:
         """Return False, so that transformers initializes these models as its own.
 
-        In custom code, transformers would skip modules without parameters of their own, and their `init_weights` would
-        never run. It does so to protect loaded weights, which functions of `transformers.initialization` leave alone
-        anyway.
+        In custom code, transformers skips modules without parameters of their own, to protect loaded weights; their
+        `init_weights` would never run. Here loaded weights are safe, because `init_weights` uses only functions of
+        `transformers.initialization`, which leave them alone.
         """
         return False
 
@@ -326,19 +330,16 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
         sizes = {name: kwargs.pop(name) for name in SIZE_KEYS if name in kwargs}
         if config is not None and pretrained_model_name_or_path is not None:
             hub_options = {name: kwargs[name] for name in HUB_KEYS if name in kwargs}
-            requested_config = (
-                config
-                if isinstance(config, PreTrainedConfig)
-                else cls.config_class.from_pretrained(config, **hub_options)
-            )
+            requested_config = config
+            if not isinstance(requested_config, PreTrainedConfig):
+                requested_config = cls.config_class.from_pretrained(requested_config, **hub_options)
             stored_config = type(requested_config).from_pretrained(pretrained_model_name_or_path, **hub_options)
-            stored_sizes = {
-                name: getattr(stored_config, name)
-                for name in SIZE_KEYS
-                if getattr(requested_config, name) != getattr(stored_config, name)
-            }
             # Load with the checkpoint's sizes, which its weights have; the model is resized below.
-            sizes = {**{name: getattr(requested_config, name) for name in stored_sizes}, **sizes}
+            stored_sizes: dict[str, Any] = {}
+            for name in SIZE_KEYS:
+                if getattr(requested_config, name) != getattr(stored_config, name):
+                    stored_sizes[name] = getattr(stored_config, name)
+                    sizes.setdefault(name, getattr(requested_config, name))
             if requested_config is config:
                 config = copy.deepcopy(config)
                 for name, value in stored_sizes.items():
