@@ -239,7 +239,8 @@ def refuse_regression(model: Any, name: str, purpose: str, remedy: str = "hf-vit
     Raises:
         UserError: the model's outputs are values.
     """
-    if (reason := find_regression_reason(model)) is not None:
+    reason = find_regression_reason(model)
+    if reason is not None:
         raise UserError(f"{purpose} needs a classifier, but {name} is a regression model ({reason}); {remedy}")
 
 
@@ -255,23 +256,25 @@ def find_own_class(config: Mapping[str, Any], model_class: type[PreTrainedModel]
     """
     family = find_family(config.get("model_type"))
     head = find_head_type(config.get("model_type"))
-    head_classes = (head.model_class,) if head else ()
-    classes = tuple(family.classes.values()) if family else head_classes
-    name = get_first_class_name(config.get("architectures")) or None
-    auto_map_field = config.get("auto_map")
-    saved_class = next((member for member in classes if member.__name__ == name), None)
+    classes: tuple[Any, ...] = (head.model_class,) if head else ()
+    if family is not None:
+        classes = tuple(family.classes.values())
+    saved_name = get_first_class_name(config.get("architectures")) or None
+    saved_class = next((each for each in classes if each.__name__ == saved_name), None)
     requested_class = model_class or saved_class
-    auto_map = auto_map_field if isinstance(auto_map_field, dict) else {}
+    auto_map_field = config.get("auto_map")
+    auto_map: dict[Any, Any] = auto_map_field if isinstance(auto_map_field, dict) else {}
     target = auto_map.get(_AUTO_CLASS_OF.get(requested_class))
-    if isinstance(target, str) and requested_class is not None:
+    if isinstance(target, str) and requested_class is not None:  # what the Auto class would load from the checkpoint
         module, _, class_name = target.rpartition("--")[2].rpartition(".")
-        return None if class_name == requested_class.__name__ and "_hf_" in module else target
-    if not classes or saved_class is not None:
+        is_of_package = class_name == requested_class.__name__ and "_hf_" in module
+        return None if is_of_package else target
+    if not classes or saved_class is not None:  # another library's model, or one of the package's classes
         return None
-    path_with_code = next((str(member) for member in auto_map.values() if str(member).endswith(f".{name}")), None)
+    target_of_saved = next((str(entry) for entry in auto_map.values() if str(entry).endswith(f".{saved_name}")), None)
     if model_class is None:
-        return path_with_code or name
-    return None if path_with_code else name
+        return target_of_saved or saved_name
+    return None if target_of_saved else saved_name  # with code, the class is for another Auto class
 
 
 def refuse_own_class(config: Mapping[str, Any], name: str) -> None:

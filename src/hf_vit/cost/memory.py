@@ -99,15 +99,13 @@ def memory_plan(
     step = model_class, config, (batch_size, config.num_channels, *size), in_bfloat16
     peak, image_bytes = _measure_parts(*step, checkpointing=False)
     supports_checkpointing = model_class.supports_gradient_checkpointing
-    checkpointed_peak, checkpointed_bytes = (
-        _measure_parts(*step, checkpointing=True) if supports_checkpointing else (0, 0)
-    )
+    checkpointed_peak = checkpointed_bytes = 0
+    if supports_checkpointing:
+        checkpointed_peak, checkpointed_bytes = _measure_parts(*step, checkpointing=True)
     with torch.device("meta"), no_init_weights():
         full_model = model_class(config)
-    parameters, *blocks = (
-        sum(parameter.numel() for parameter in part.parameters())
-        for part in (full_model, *(module for module in full_model.modules() if isinstance(module, family.blocks)))
-    )
+    parameters = _count_parameters(full_model)
+    blocks = [_count_parameters(module) for module in full_model.modules() if isinstance(module, family.blocks)]
     states = parameters * _FLOAT32 * (2 + _ADAM)  # a weight, its gradient and AdamW's averages
     # With FSDP2: two whole blocks and the gradient of one, and the weights outside blocks.
     gathered_bytes = (3 * max(blocks) + parameters - sum(blocks)) * (_BFLOAT16 if in_bfloat16 else _FLOAT32)
@@ -123,7 +121,7 @@ def memory_plan(
             sharded, checkpointed = shard + image_bytes, shard + checkpointed_bytes
         return DeviceMemory(count, replicated, sharded, checkpointed if supports_checkpointing else None)
 
-    counts = sorted({2**power for power in range(devices.bit_length())} | {devices})
+    counts = sorted({2**power for power in range(devices.bit_length())} | {devices})  # 1, 2, 4, ... and the last
     return MemoryPlan(
         model=str(model),
         image_size=size,
@@ -135,6 +133,11 @@ def memory_plan(
         checkpointed=checkpointed_peak if supports_checkpointing else None,
         rows=tuple(map(plan_devices, counts)),
     )
+
+
+def _count_parameters(module: nn.Module) -> int:
+    """Return the number of a module's parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _measure_parts(

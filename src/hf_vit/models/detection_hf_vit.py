@@ -163,14 +163,11 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
             raise ValueError("training needs labels; give the boxes and classes of every image")
         if self.config.use_masks and not all("masks" in image for image in labels):
             raise ValueError("use_masks=True needs labels with masks; give masks, or set use_masks=False")
-        return [
-            {
-                "boxes": image["boxes"],
-                "labels": image["class_labels"] + 1,
-                **({"masks": image["masks"]} if self.config.use_masks else {}),
-            }
-            for image in labels
-        ]
+        targets: list[dict[str, torch.Tensor]] = []
+        for image in labels:
+            masks = {"masks": image["masks"]} if self.config.use_masks else {}
+            targets.append({"boxes": image["boxes"], "labels": image["class_labels"] + 1, **masks})
+        return targets
 
 
 def build_detector(config: Any, channels: int) -> Any:
@@ -185,7 +182,8 @@ def build_detector(config: Any, channels: int) -> Any:
 
     backbone: Any = nn.Identity()
     backbone.out_channels = channels
-    map_names, classes = [str(index) for index in range(len(config.anchor_sizes))], config.num_labels + 1
+    map_names = [str(index) for index in range(len(config.anchor_sizes))]
+    classes = config.num_labels + 1  # class 0 is the background
     ratios = (tuple(config.anchor_ratios),) * len(map_names)
     width = config.representation_size
     options: dict[str, Any] = {
@@ -206,16 +204,16 @@ def build_detector(config: Any, channels: int) -> Any:
     if not config.use_masks:
         return FasterRCNN(backbone, **options)
     mask_head = nn.Sequential()
-    width = channels
-    for size in config.mask_channels:
-        mask_head.extend([nn.Conv2d(width, size, 3, padding=1), nn.ReLU()])
-        width = size
+    mask_width = channels
+    for next_width in config.mask_channels:
+        mask_head.extend([nn.Conv2d(mask_width, next_width, 3, padding=1), nn.ReLU()])
+        mask_width = next_width
     return MaskRCNN(
         backbone,
         **options,
         mask_roi_pool=MultiScaleRoIAlign(map_names, output_size=14, sampling_ratio=2),
         mask_head=mask_head,
-        mask_predictor=MaskRCNNPredictor(width, width, classes),
+        mask_predictor=MaskRCNNPredictor(mask_width, mask_width, classes),
     )
 
 

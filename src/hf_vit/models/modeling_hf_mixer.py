@@ -59,7 +59,7 @@ class HfMixerEmbeddings(nn.Module):
         return self.patch_embeddings(pixel_values)
 
     def check_size(self, config: HfMixerConfig) -> None:
-        """Raise a ValueError if the image or patch size changes."""
+        """Raise a ValueError if the sizes of a new config differ from the model's image (px) or patch size."""
         if (config.nominal_size, config.patch_stride) != (self.config.nominal_size, self.config.patch_stride):
             raise ValueError(
                 f"this MLP-Mixer cannot be resized to image_size={config.image_size} and "

@@ -71,7 +71,8 @@ def find_response(error: BaseException) -> Any:
 
 def find_status(error: BaseException) -> int | None:
     """Return the HTTP status that caused an error, or None."""
-    if (response := find_response(error)) is not None:
+    response = find_response(error)
+    if response is not None:
         return int(response.status_code)
     for cause in list_causes(error):  # errors of hf_xet contain the status only as text
         if match := re.search(r"\bHTTP status[^(]*\((\d{3}) |\bstatus code:? (\d{3})\b", str(cause)):
@@ -81,7 +82,8 @@ def find_status(error: BaseException) -> int | None:
 
 def find_retry_after(error: BaseException) -> float | None:
     """Return the seconds to wait according to the response: Retry-After, or the rest of the rate limit's window."""
-    if (response := find_response(error)) is None:
+    response = find_response(error)
+    if response is None:
         return None
     retry_after: str = response.headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", retry_after):
@@ -96,15 +98,16 @@ def find_retry_after(error: BaseException) -> float | None:
 def summarize_error(error: BaseException) -> str:
     """Return the most informative line of an error (the server's message or the innermost cause), without queries."""
     causes = list_causes(error)
-    if http_error := next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None):
+    http_error = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
+    if http_error is not None:
         message = (http_error.server_message or http_error.response.headers.get("X-Error-Message") or "").strip()
         text = f"HTTP {http_error.response.status_code}" + (f": {to_one_line(message)}" if message else "")
     else:
         innermost = next((cause for cause in reversed(causes) if str(cause).strip()), error)
         text = to_one_line(innermost) or type(innermost).__name__
-    # The query may contain a signature that grants access.
-    text = re.sub(r"(\w+://[^\s?'\"<>()]+)\?[^\s'\"<>()]*", r"\1", text)
-    return text if len(text) <= 300 else text[:297] + "..."
+    # Cut the queries of URLs off, which may contain a signature that grants access.
+    public_text = re.sub(r"(\w+://[^\s?'\"<>()]+)\?[^\s'\"<>()]*", r"\1", text)
+    return public_text if len(public_text) <= 300 else public_text[:297] + "..."
 
 
 def retry(
@@ -211,8 +214,10 @@ def describe_token(explicit: bool) -> str:
         return "the given token"
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if os.environ.get(name):
-            override = f", which overrides the one that `hf auth login` stored in {constants.HF_TOKEN_PATH}"
-            return f"the token of the environment variable {name}" + override * has_stored_token
+            override = ""
+            if has_stored_token:
+                override = f", which overrides the one that `hf auth login` stored in {constants.HF_TOKEN_PATH}"
+            return f"the token of the environment variable {name}{override}"
     return f"the token in {constants.HF_TOKEN_PATH}" if has_stored_token else "the token of this environment"
 
 
@@ -235,7 +240,6 @@ def _explain(error: BaseException, repo_id: str, explicit_token: bool, reading: 
     specific_errors = (HFValidationError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError)
     error = next((cause for cause in list_causes(error) if isinstance(cause, specific_errors)), error)
     details = summarize_error(error)
-    status = find_status(error)
     token = describe_token(explicit_token)
     if isinstance(error, HFValidationError):
         return f"'{repo_id}' cannot be the name of a repository ({details})"
@@ -249,36 +253,42 @@ def _explain(error: BaseException, repo_id: str, explicit_token: bool, reading: 
         return f"{repo_id} is gated: ask for access on {constants.ENDPOINT}/{repo_id}{next_step}"
     if isinstance(error, RevisionNotFoundError):
         return f"{repo_id} has no such revision; see its branches and tags on {constants.ENDPOINT}/{repo_id}/tree"
-    if status is None:  # no reply from a server: disk, network or an unexpected error
-        if any(
-            getattr(cause, "errno", None) == errno.ENOSPC or "os error 28" in str(cause) for cause in list_causes(error)
-        ):
-            return f"the disk is full ({details}); make room, or set HF_HOME to a folder on another disk for downloads"
-        if _is_connection_failure(error):
-            return f"the Hub or its storage cannot be reached ({details}); check the network and try again"
-    elif status == 401 and "Invalid credentials" in details:
+    if find_status(error) is not None:
+        return _explain_status(error, repo_id, details, token, reading)
+    # No reply came from a server: disk, network or an unexpected error.
+    if any(getattr(each, "errno", None) == errno.ENOSPC or "os error 28" in str(each) for each in list_causes(error)):
+        return f"the disk is full ({details}); make room, or set HF_HOME to a folder on another disk for downloads"
+    if _is_connection_failure(error):
+        return f"the Hub or its storage cannot be reached ({details}); check the network and try again"
+    return f"the request to the Hub failed: {details}; check the name and your rights, or try again later"
+
+
+def _explain_status(error: BaseException, repo_id: str, details: str, token: str, reading: bool) -> str:
+    """Return the message for a failure that the server reported by its status."""
+    status = find_status(error) or 0
+    if status == 401 and "Invalid credentials" in details:
         return f"{token} is invalid or expired: {describe_login()}"
-    elif isinstance(error, RepositoryNotFoundError) or status == 401:
+    if isinstance(error, RepositoryNotFoundError) or status == 401:
         return (
             f"{repo_id} was not found on the Hub, or this token (or its absence) has no access; check the "
             f"name, or log in: {describe_login()}"
         )
-    elif status in (402, 403) and re.search(r"\b(storage|quota)\b", details, re.IGNORECASE):
+    if status in (402, 403) and re.search(r"\b(storage|quota)\b", details, re.IGNORECASE):
         return (
             f"the Hub has no room left for {repo_id} ({details}); delete what its owner no longer needs, or ask for "
             "more storage"
         )
-    elif status == 403 and reading:
+    if status == 403 and reading:
         return f"{token} gives no right to read {repo_id} ({details}); use another token, or ask its owner for access"
-    elif status == 403:
+    if status == 403:
         return (
             f"{token} gives no right to write to {repo_id} ({details}); use a token with the role write, or propose "
-            "the change with --create-pr"
+            "the change with --create-pr (create_pr=True)"
         )
-    elif status == 429:
+    if status == 429:
         wait = find_retry_after(error)
         moment = "later" if wait is None else f"in {wait:.0f} s"
         return f"the Hub limits the rate of requests ({details}); try again {moment}"
-    elif status >= 500:
+    if status >= 500:
         return f"the Hub has an internal error ({details}); try again later"
     return f"the Hub refused the request: {details}; check the name and your rights, or try again later"
