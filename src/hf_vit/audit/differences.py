@@ -234,19 +234,19 @@ class Difference(Displayed):
     def tables(self) -> list[Table]:
         """Return the tables printed in a terminal: differing fields, layers, and predictions."""
         header = ["", *self.models]
-        field_rows = [
-            [name, *("none" if value is None else shorten_list(value, _MAX_VALUE_LENGTH) for value in values)]
-            for name, values in self.configuration.items()
-        ]
-        configuration_table = Table(header, field_rows, "configuration")
-        if not field_rows:
-            configuration_table = Table([], [], "the configurations are equal")
+        configuration_table = Table([], [], "the configurations are equal")
+        if self.configuration:
+            field_rows: list[list[str]] = []
+            for name, values in self.configuration.items():
+                texts = ["none" if value is None else shorten_list(value, _MAX_VALUE_LENGTH) for value in values]
+                field_rows.append([name, *texts])
+            configuration_table = Table(header, field_rows, "configuration")
         weight_table = Table([], [], "all weights are equal")
         if not all(layer.is_same for layer in self.layers):
-            layer_rows = [
-                [layer.layer, "" if layer.norm is None else f"{layer.norm:.3g}", "; ".join(layer.notes)]
-                for layer in self.layers
-            ]
+            layer_rows: list[list[str]] = []
+            for layer in self.layers:
+                norm = "" if layer.norm is None else f"{layer.norm:.3g}"
+                layer_rows.append([layer.layer, norm, "; ".join(layer.notes)])
             weight_table = Table(["layer", "relative norm of the difference", "notes"], layer_rows, "weights")
         if self.accuracy is None or self.data is None:
             return [configuration_table, weight_table]
@@ -318,14 +318,15 @@ def diff(
     if names[0] == names[1]:
         names = [f"{names[0]} (first)", f"{names[1]} (second)"]
     first_fields, second_fields = map(_read_configuration, models)
+    configuration: dict[str, tuple[str | None, str | None]] = {}
+    for name in sorted({*first_fields, *second_fields}):
+        values = first_fields.get(name), second_fields.get(name)
+        if values[0] != values[1]:
+            configuration[name] = values
     difference = Difference(
         models=(names[0], names[1]),
         described=(models[0].describe(), models[1].describe()),
-        configuration={
-            name: (first_fields.get(name), second_fields.get(name))
-            for name in sorted({*first_fields, *second_fields})
-            if first_fields.get(name) != second_fields.get(name)
-        },
+        configuration=configuration,
         layers=list(compare_layers(models[0].model.state_dict(), models[1].model.state_dict())),
     )
     if data is None:
@@ -366,15 +367,14 @@ def _compare_layer(
     squared_norm = 0.0
     count = 0
     for name in names:
-        weight = first.get(name)
-        other_weight = second.get(name)
+        weight, other_weight = first.get(name), second.get(name)
         if weight is None or other_weight is None or weight.shape != other_weight.shape:
             shapes = ("none" if value is None else str(list(value.shape)) for value in (weight, other_weight))
             notes.append(f"{name} {' | '.join(shapes)}")
             continue
-        weight = weight.detach().cpu().double()
-        squared_difference += float((weight - other_weight.detach().cpu().double()).square().sum())
-        squared_norm += float(weight.square().sum())
+        values, other_values = weight.detach().cpu().double(), other_weight.detach().cpu().double()
+        squared_difference += float((values - other_values).square().sum())
+        squared_norm += float(values.square().sum())
         count += weight.numel()
     relative_norm = None
     if count and not math.isfinite(squared_difference + squared_norm):

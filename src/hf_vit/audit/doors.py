@@ -171,11 +171,11 @@ def verify_doors(
     if loaded.processor is None or loaded.folder is None or not hasattr(loaded.model, "save_pretrained"):
         raise UserError(f"{folder} is not a folder that save_pretrained wrote; give the folder of a saved classifier")
     loaded.model.float()
-    fact = _find_data(loaded.folder) if data is None else data
+    source = _find_data(loaded.folder) if data is None else data
     with make_scratch_folder("doors") as scratch:
-        images, fact = _write_images(fact, scratch / "images")
-        copy: Any = loaded.model
-        copy.save_pretrained(scratch / "model")
+        images, fact = _write_images(source, scratch / "images")
+        model: Any = loaded.model
+        model.save_pretrained(scratch / "model")
         loaded.processor.save_pretrained(scratch / "model")
         ways: dict[str, Callable[[], Answers]] = {
             "torch": lambda: (_run_model(loaded, images), f"torch {torch.__version__}", None),
@@ -193,18 +193,20 @@ def verify_doors(
             except NotTriedError as error:
                 doors.append(Door(name=name, not_tried=to_one_line(error)))
                 continue
-            reference = reference or answers
+            reference = reference or answers  # those of the first, torch
             door = Door(name=name, version=version, images=len(answers), certificate=certificate)
             doors.append(_compare(door, reference, answers, get_problem_type(loaded.model)))
-    model = ModelInput(**loaded.describe())
-    result = DoorsCertificate(model=model, data=fact, doors=doors, versions=list_versions(), hardware=read_hardware())
+    described = ModelInput(**loaded.describe())
+    hardware = read_hardware()
+    result = DoorsCertificate(model=described, data=fact, doors=doors, versions=list_versions(), hardware=hardware)
     result.write(loaded.folder / NAME)
     return result
 
 
 def require_equal_doors(result: DoorsCertificate) -> None:
     """Raise a UserError if a door gives other answers than the model."""
-    if wrong := [door.name for door in result.doors if not door.is_equal]:
+    wrong = [door.name for door in result.doors if not door.is_equal]
+    if wrong:
         raise UserError(
             f"{', '.join(wrong)}: answers differ from the torch model's by more than {BOUND:.0e}; see {NAME}, and try "
             "the versions that the model was saved with"
@@ -246,15 +248,14 @@ def _label(loaded: LoadedModel, rows: Iterable[torch.Tensor]) -> list[Entries]:
 
 def _run_model(loaded: LoadedModel, files: Sequence[Path]) -> list[Entries]:
     """Return the answers of a model or a graph."""
-    if (max_num_patches := find_max_patches(loaded)) is not None:
-        loaded = keep_image_sizes(loaded, max_num_patches)
+    max_num_patches = find_max_patches(loaded)
+    runner = loaded if max_num_patches is None else keep_image_sizes(loaded, max_num_patches)
     rows: list[torch.Tensor] = []
     with torch.inference_mode():
         for start in range(0, len(files), _BATCH):
             images = [Image.open(file).convert("RGB") for file in files[start : start + _BATCH]]
-            pixel_values = loaded.pixel_values(images)
-            rows += compute_scores(loaded.model, pixel_values)
-    return _label(loaded, rows)
+            rows += compute_scores(runner.model, runner.pixel_values(images))
+    return _label(runner, rows)
 
 
 def _run_without_package(name: str, loaded: LoadedModel, files: Sequence[Path], scratch: Path) -> Answers:

@@ -187,11 +187,13 @@ def require_equal(findings: Sequence[Finding]) -> None:
             f"{len(different)} of {len(findings)} published results differ from those measured now; the first is "
             f"{different[0]}"
         )
+    if not findings:
+        raise UserError(
+            "the model publishes no results, so there is nothing to check; run hf-vit evaluate to measure some"
+        )
     if not any(finding.verdict in ("equal", "rounding") for finding in findings):
         raise UserError(
             "no published result could be checked; give the data set that they were measured on with --data"
-            if findings
-            else "the model publishes no results, so there is nothing to check; run hf-vit evaluate to measure some"
         )
 
 
@@ -217,12 +219,13 @@ def select_records(facts: Facts) -> list[Record]:
 
 def find_unrecorded_claims(folder: Path, facts: Facts) -> tuple[list[Claim], list[str]]:
     """Return the published numbers that facts.json does not record, and messages about files that cannot be read."""
-    recorded_claims = {
-        (claim.result_name, claim.value)
-        for record in select_current(facts)
-        for claim in (*_index_claims(make_index_entries([record], folder.name)), *_list_record_claims(record))
-        if record.kind == "evaluation"
-    }
+    recorded_claims: set[tuple[str, float | None]] = set()
+    for record in select_current(facts):
+        if record.kind == "evaluation":
+            card_claims = _index_claims(make_index_entries([record], folder.name))
+            recorded_claims |= {
+                (claim.result_name, claim.value) for claim in (*card_claims, *_list_record_claims(record))
+            }
     claims, unreadable = list[Claim](), list[str]()
     for path in (folder / CARD_NAME, *sorted((folder / ".eval_results").glob("*.y*ml"))):
         if not path.is_file():
@@ -306,7 +309,8 @@ class DataFinder:
             return None, f"{fact.name} is not a public data set; give its path or URL with --data"
         reasons = list[str]()
         for name in names:
-            for streaming in (False, True) if target == "label" else (False,):  # streamed data has another fingerprint
+            # Streamed data has another fingerprint; only class labels can be streamed.
+            for streaming in (False, True) if target == "label" else (False,):
                 data = self._load(name, streaming, target)
                 if isinstance(data, UserError):
                     reasons.append(str(data))

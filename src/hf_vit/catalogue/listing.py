@@ -337,10 +337,10 @@ def _list_eval_result_scores(info: "ModelInfo") -> Iterator[Score]:
 def _make_score(data: str, metric: object, value: object, source: object) -> Iterator[Score]:
     """Yield the score if the metric is an accuracy: values above 1 are percents, and plain "accuracy" means top-1."""
     name = _shorten(metric).lower()
-    name = TOP1 if name == "accuracy" else name
-    if "accuracy" not in name or isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value <= 100:
-        return
-    yield Score(data, name, float(value) if value <= 1 else value / 100, _shorten(source or "its card"))
+    is_number = isinstance(value, float | int) and not isinstance(value, bool)
+    if "accuracy" in name and is_number and 0 <= value <= 100:
+        fraction = float(value) if value <= 1 else value / 100
+        yield Score(data, TOP1 if name == "accuracy" else name, fraction, _shorten(source or "its card"))
 
 
 def _name_data(name: object, split: object) -> str:
@@ -409,18 +409,14 @@ class Listing(Displayed):
 
     def tables(self) -> list[Table]:
         """Return the tables printed in a terminal: the models, and their results."""
-        models = [
-            [
-                *(to_one_line(entry.name), entry.problem or entry.model_type, _format_amount(entry.parameters)),
-                *(_format_amount(entry.forward_flops), str(len(entry.checkpoints) or "")),
-            ]
-            for entry in self.entries
-        ]
-        results = [
-            [to_one_line(entry.name), score.data, f"{percent(score.value)} {score.metric}", score.source]
-            for entry in self.entries
-            for score in entry.scores
-        ]
+        models: list[list[str]] = []
+        results: list[list[str]] = []
+        for entry in self.entries:
+            name = to_one_line(entry.name)
+            sizes = _format_amount(entry.parameters), _format_amount(entry.forward_flops)
+            models.append([name, entry.problem or entry.model_type, *sizes, str(len(entry.checkpoints) or "")])
+            for score in entry.scores:
+                results.append([name, score.data, f"{percent(score.value)} {score.metric}", score.source])
         header = ["model", "architecture", "parameters", "FLOPs", "checkpoints"]
         title = f"{len(models):,} models from {', '.join(self.places)}"
         tables = [
@@ -475,19 +471,21 @@ def list_models(
     if family is not None and family not in FAMILIES and not family.isidentifier():
         raise UserError(f"the family '{family}' is unknown; choose from {', '.join(FAMILIES)}")
     places = tuple(dict.fromkeys(places)) or (PAPERS,)
+    model_type = FAMILIES[family].model_type if family in FAMILIES else family
     entries = list[Entry]()
-    for source in places:
-        entries += list_entries(source)
-    if search is not None:
-        entries = [entry for entry in entries if search.lower() in entry.name.lower()]
-    if family is not None:
-        model_types = {family, FAMILIES[family].model_type if family in FAMILIES else family}
-        entries = [entry for entry in entries if entry.model_type in model_types]
-    if max_parameters is not None:
-        entries = [entry for entry in entries if entry.parameters is not None and entry.parameters <= max_parameters]
-    if data is not None:
-        scores = [tuple(score for score in entry.scores if data.lower() in score.data.lower()) for entry in entries]
-        entries = [replace(entry, scores=matches) for entry, matches in zip(entries, scores, strict=True) if matches]
+    for entry in (entry for place in places for entry in list_entries(place)):
+        if search is not None and search.lower() not in entry.name.lower():
+            continue
+        if family is not None and entry.model_type not in (family, model_type):
+            continue
+        if max_parameters is not None and (entry.parameters is None or entry.parameters > max_parameters):
+            continue
+        if data is None:
+            entries.append(entry)
+            continue
+        scores = tuple(score for score in entry.scores if data.lower() in score.data.lower())
+        if scores:
+            entries.append(replace(entry, scores=scores))
     console = Console(stderr=True)
     uncounted = track(entries, "counting FLOPs", console=console, transient=True, disable=not console.is_terminal)
     return Listing(places, list(map(add_flops, uncounted)))

@@ -106,13 +106,13 @@ def _count(family: Family, config: str, size: tuple[int, int], task: Door) -> Ma
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(pixel_values)
     macs = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items() if name != "Global"}
-    parts = Counter[str]()  # the MACs of a module include those of its children, which are subtracted from its part
+    # The MACs of a module include those of its children, which are subtracted from its part.
+    parts = Counter[str]()
     for name, number in macs.items():
-        part = _find_part(name)
+        parts[_find_part(name)] += number
         parent = name.rpartition(".")[0]
         while parent and parent not in macs:
             parent = parent.rpartition(".")[0]
-        parts[part] += number
         if parent:
             parts[_find_part(parent)] -= number
     return {part: number for part, number in parts.items() if number}

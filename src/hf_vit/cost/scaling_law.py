@@ -246,10 +246,11 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        raise UserError(f"{source} does not exist; give CSV or JSON files, or folders of trained models") from error
+        raise UserError(f"{source} does not exist; check the path") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{source} is not UTF-8 text; give CSV or JSON files, or folders of trained models") from error
-    entries = _parse_json_runs(text, path.name) if text.lstrip()[:1] in ("[", "{") else _parse_csv_runs(text, path.name)
+    parse = _parse_json_runs if text.lstrip()[:1] in ("[", "{") else _parse_csv_runs
+    entries = parse(text, path.name)
     if not entries:
         raise UserError(f"{source} contains no runs; add lines with compute and error")
     points = list[tuple[float, float]]()
@@ -268,7 +269,7 @@ def _parse_json_runs(text: str, file_name: str) -> list[Any]:
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file_name} is not valid JSON ({error}); correct it there") from error
+        raise UserError(f"{file_name} is not valid JSON; correct the file ({error})") from error
     if not isinstance(entries, list):
         example = '[{"compute": 1, "error": 0.5}, ...] or [[1, 0.5], ...]'
         raise UserError(f"{file_name} holds JSON, but not a list; write {example}")

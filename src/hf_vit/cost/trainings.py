@@ -131,19 +131,21 @@ def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
     Raises:
         UserError: facts.json or config.json is damaged, or the number of images is not recorded.
     """
-    records = Facts.load(folder).records
-    indices = [index for index, record in enumerate(records) if record.kind == "training"]
-    if not indices:
+    training: Record | None = None
+    last_accuracy: float | None = None  # of the evaluations after the last training
+    for record in Facts.load(folder).records:
+        if record.kind == "training":
+            training, last_accuracy = record, None
+        elif record.kind == "evaluation":
+            accuracy = as_fraction(record.values.get("top1"))
+            last_accuracy = last_accuracy if accuracy is None else accuracy
+    if training is None:
         return None
-    training = records[indices[-1]]
     config, task = find_config(folder)
     images = _count_images(training, Path(folder).name)
     passes = _CONTRASTIVE if training.values.get("objective") == "contrastive" else 1
-    passes *= not training.values.get("cache_features")
-    accuracies = [
-        as_fraction(record.values.get("top1")) for record in records[indices[-1] :] if record.kind == "evaluation"
-    ]
-    last_accuracy = next((accuracy for accuracy in reversed(accuracies) if accuracy is not None), None)
+    if training.values.get("cache_features"):  # the backbone did not run
+        passes = 0
     return MeasuredRun(
         folder=Path(folder).name,
         images=images,
@@ -234,14 +236,16 @@ def cost_summary(
     if images is not None:
         total_images = images * (1 if epochs is None else epochs)
     flops = None if total_images is None else count_training(config, total_images, image_size, task)
-    options: dict[str, Any] = {"devices": devices, "utilisation": utilisation, "price": price}
-    options = {name: value for name, value in options.items() if value is not None}
-    if device_flops is None and options:
-        raise UserError("time and price need the speed of a device; give --device-flops, its peak FLOP/s")
-    if device_flops is not None and flops is None:
-        raise UserError("the time of a training needs its number of images; give --images, and --epochs if it is not 1")
-    size = as_pair(config.image_size if image_size is None else image_size)
+    given: dict[str, Any] = {"devices": devices, "utilisation": utilisation, "price": price}
+    options = {name: value for name, value in given.items() if value is not None}
     cost_estimate = None
-    if device_flops is not None and flops is not None:
+    if device_flops is not None:
+        if flops is None:
+            raise UserError(
+                "the time of a training needs its number of images; give --images, and --epochs if it is not 1"
+            )
         cost_estimate = estimate(flops, device_flops=device_flops, **options)
+    elif options:
+        raise UserError("time and price need the speed of a device; give --device-flops, its peak FLOP/s")
+    size = as_pair(config.image_size if image_size is None else image_size)
     return CostSummary(str(model), size, macs, total_images, flops, cost_estimate, run)

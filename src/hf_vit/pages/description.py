@@ -88,19 +88,22 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
             f"the page cannot resize with resample={resample}; set it to 2 (bilinear) or 3 (bicubic) in "
             "preprocessor_config.json"
         )
-    is_normalizing = settings.get("do_normalize", True)
-    mean, std = (  # one number per color channel
-        [value] * 3 if isinstance(value, int | float) else list(value)
-        for value in ((settings["image_mean"], settings["image_std"]) if is_normalizing else (0.0, 1.0))
-    )
+    mean, std = 0.0, 1.0
+    if settings.get("do_normalize", True):
+        mean, std = settings["image_mean"], settings["image_std"]
     return {
         "resize": resize,
         "filter": _FILTERS.get(resample),
         "crop": None if crop is None else {"height": crop["height"], "width": crop["width"]},
         "factor": settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0,
-        "mean": mean,
-        "std": std,
+        "mean": _repeat_for_channels(mean),
+        "std": _repeat_for_channels(std),
     }
+
+
+def _repeat_for_channels(value: Any) -> list[float]:
+    """Return one number per color channel."""
+    return [value] * 3 if isinstance(value, int | float) else list(value)
 
 
 def _make_metric_rows(folder: Path | None) -> list[dict[str, str]]:
@@ -109,10 +112,11 @@ def _make_metric_rows(folder: Path | None) -> list[dict[str, str]]:
     if record is None:
         return []
     values, data = record.values, record.data
-    evaluated_on = "" if data is None else f"{data.name}, {data.split}"
-    evaluated_on = f"of {data.size:,} images ({evaluated_on})" if data and data.size else evaluated_on
+    data_note = "" if data is None else f"{data.name}, {data.split}"
+    if data is not None and data.size:
+        data_note = f"of {data.size:,} images ({data_note})"
     metrics = (
-        ("Accuracy", as_fraction(values.get("top1")), "{:.1%}", evaluated_on),
+        ("Accuracy", as_fraction(values.get("top1")), "{:.1%}", data_note),
         ("Calibration error", as_fraction(values.get("ece")), "{:.1%}", "between confidence and accuracy"),
         ("Speed", values.get("images_per_second"), "{:,.0f} images/s", str(record.hardware.get("name") or "")),
     )

@@ -25,23 +25,23 @@ class ModelWithMaps(nn.Module):
         family = find_family(config.model_type)
         assert family is not None
         self.has_tokens, self.has_attention = family.has_tokens, family.is_vit
-        kinds = ("row_attention", "column_attention") if is_axial(config) else ("attention",)
-        layers = range(config.num_hidden_layers) if self.has_tokens else ()
         self.names = ["logits"]
         if self.has_attention:
-            self.names += [f"{kind}_{layer}" for layer in layers for kind in kinds]
-        self.names += [f"hidden_{depth}" for depth in range(len(layers) + 1) if self.has_tokens]
+            kinds = ("row_attention", "column_attention") if is_axial(config) else ("attention",)
+            self.names += [f"{kind}_{layer}" for layer in range(config.num_hidden_layers) for kind in kinds]
+        if self.has_tokens:
+            self.names += [f"hidden_{depth}" for depth in range(config.num_hidden_layers + 1)]
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return logits, attention maps and hidden states in the order of `names`."""
         options = {"output_attentions": True} if self.has_attention else {}
         output = self.model(pixel_values, output_hidden_states=self.has_tokens, **options)
-        maps = output.attentions if self.has_attention else ()
-        has_batch_axis = not is_axial(self.model.config)  # the first axis of axial maps are the lines of the grid
-        if has_batch_axis:
-            maps = [layer_maps[0] for layer_maps in maps]
-        hidden_states = output.hidden_states if self.has_tokens else ()
-        return (output.logits[0], *maps, *(states[0] for states in hidden_states))
+        results = [output.logits[0]]
+        if self.has_attention:  # the first axis of axial maps are the lines of the grid, not the batch
+            results += output.attentions if is_axial(self.model.config) else [maps[0] for maps in output.attentions]
+        if self.has_tokens:
+            results += [states[0] for states in output.hidden_states]
+        return tuple(results)
 
     def positions(self) -> torch.Tensor | None:
         """Return the position embeddings [h*w, D] of the model's patch grid; None if none are added to the patches."""
@@ -92,7 +92,8 @@ def write_graph(model: PreTrainedModel, file: Path) -> list[str]:
     graph: Any = program.model.graph
     for node in graph.all_nodes():
         node.metadata_props.clear()  # the exporter's stack traces contain local paths
-    if (positions := module.positions()) is not None:
+    positions = module.positions()
+    if positions is not None:
         _add_constant(graph, "positions", positions)
     program.save(str(file), external_data=False)
     return [output.name for output in graph.outputs]
