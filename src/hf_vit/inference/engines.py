@@ -98,16 +98,17 @@ class EngineEncoder(HfPreTrainedModel):
         """Return whether only the graph's outputs are requested, and no hook reads anything inside the model."""
         config = self.config
         requests = [value for name, value in options.items() if name not in _IGNORED_OPTIONS]
-        return (
-            bool(options.get("only_for_head")) == self.is_cut
-            and options.get("return_dict", config.return_dict)
-            and all(value is None or value is False for value in requests)
-            and not (config.output_hidden_states or config.output_attentions or modules._has_any_global_hook())
-            and not has_custom_attention(config)
-            and not (
-                any(self.hook_tables) and any(has_listeners(module) for module in self.modules() if module is not self)
-            )
-        )
+        if bool(options.get("only_for_head")) != self.is_cut or not options.get("return_dict", config.return_dict):
+            return False
+        if any(value is not None and value is not False for value in requests):
+            return False
+        if config.output_hidden_states or config.output_attentions or has_custom_attention(config):
+            return False
+        if modules._has_any_global_hook():
+            return False
+        # The tables, which are read faster than modules are listed, also hold transformers' own hooks.
+        has_hooks = any(self.hook_tables)
+        return not (has_hooks and any(has_listeners(module) for module in self.modules() if module is not self))
 
     def _accepts(self, values: Any) -> bool:
         """Return whether the values are a batch that the graph takes, and only the result is needed, such as no
@@ -171,9 +172,10 @@ def _are_finite_and_small(values: torch.Tensor) -> bool:
 
 def _find_encoders(model: nn.Module) -> list[nn.Module]:
     """Return the bare models in a model that an engine can compute."""
-    excluded_modules = {
-        child for module in model.modules() if isinstance(module, _MODELS_WITHOUT_GRAPH) for child in module.modules()
-    }
+    excluded_modules: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, _MODELS_WITHOUT_GRAPH):
+            excluded_modules.update(module.modules())
     return [module for module in model.modules() if type(module) in _KINDS and module not in excluded_modules]
 
 
@@ -215,21 +217,23 @@ def _find_obstacle(
 ) -> str | None:
     """Return why an engine cannot compute a model, in words that follow the engine's name; None if it can."""
     dtype, device = placement
-    if missing := engine.list_missing():
+    missing = engine.list_missing()
+    if missing:
         return f'needs {", ".join(missing)}; install with pip install "hf-vit[{engine.engine_extra}]"'
-    if option := next((f"{name}={value!r}" for name, value in options.items() if value), None):
-        return f"cannot be combined with {option}; leave one of them out"
+    for name, value in options.items():
+        if value:
+            return f"cannot be combined with {name}={value!r}; leave one of them out"
     if device.type != "cpu":
         return f"only runs on CPUs, but the model is on {device}; leave engine out"
     if dtype not in engine.dtypes:
-        dtypes = " or ".join(str(module).removeprefix("torch.") for module in engine.dtypes)
+        dtypes = " or ".join(str(supported).removeprefix("torch.") for supported in engine.dtypes)
         return f"needs a model in {dtypes}, but it is in {str(dtype).removeprefix('torch.')}; load it in float32"
     encoders = _find_encoders(model)
     if not encoders:
         return f"only runs bare models and classifiers, but the model is a {type(model).__name__}; leave engine out"
-    graph_modules = {
-        part for module in (*encoders, *filter(_is_classifier, model.modules())) for part in module.modules()
-    }
+    graph_modules: set[nn.Module] = set()
+    for computed in (*encoders, *filter(_is_classifier, model.modules())):
+        graph_modules.update(computed.modules())
     for name, part in model.named_modules():
         if part in graph_modules and has_listeners(part):
             return (
@@ -272,9 +276,14 @@ def make_engine_changes(model: nn.Module, engine: Runtime, dtype: torch.dtype, p
 
 def list_engine_modules(model: nn.Module) -> set[nn.Module]:
     """Return the modules whose outputs a graph of ONNX Runtime or OpenVINO computes; nothing in them may change."""
-    encoders = [module for module in model.modules() if isinstance(module, EngineEncoder)]
-    heads = [child for module in model.modules() if isinstance(module, EngineClassifier) for child in module.parts]
-    return {child for module in (*encoders, *heads) for child in module.modules()}
+    computed: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, EngineEncoder):
+            computed.update(module.modules())
+        elif isinstance(module, EngineClassifier):  # a part of it is the encoder, another one its head
+            for part in module.parts:
+                computed.update(part.modules())
+    return computed
 
 
 @final

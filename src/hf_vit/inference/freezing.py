@@ -70,11 +70,13 @@ def _writes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     outputs = kwargs.get("out")
     if not any(isinstance(tensor, ReadOnly) for tensor in (*inputs, outputs)):
         return False
-    if name in ("__set__", "requires_grad_"):  # setting no gradient changes nothing, as the weight has none
-        return not (len(args) > 1 and (args[1] is None or args[1] is False))
-    in_place = name.endswith("_") and not name.endswith("__")
-    operators = name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")
-    return in_place or operators or name == "__setitem__" or outputs is not None
+    if name in ("__set__", "requires_grad_"):
+        # Setting no gradient (None or False) changes nothing, as the weight has none.
+        sets_nothing = len(args) > 1 and (args[1] is None or args[1] is False)
+        return not sets_nothing
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    is_in_place_operator = name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")  # as __iadd__
+    return is_in_place or is_in_place_operator or name == "__setitem__" or outputs is not None
 
 
 class Guarded:
@@ -215,14 +217,15 @@ def freeze(
     own_modules = {module for module in model.modules() if type(module).__module__.startswith("hf_vit.")}
     # Dropouts of torch too, which would be the only modules left that can train.
     own_modules |= {child for module in own_modules for child in module.children() if type(child) is nn.Dropout}
-    guarded: Any
-    for guarded in list(model.modules()):
-        if guarded in computed:
-            for tensors in (guarded._parameters, guarded._buffers):
-                values = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-                tensors.update({name: tensor.as_subclass(ReadOnly) for name, tensor in values.items()})
-        if guarded in computed or guarded is model or guarded in own_modules:
-            vars(guarded)["_placement"] = placement
-            if not hasattr(guarded, "engine"):
-                guarded.engine = engine
-            guarded.__class__ = add_base(type(guarded), base=Sealed if guarded in computed else guard_of(guarded))
+    module: Any
+    for module in list(model.modules()):
+        if module in computed:
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        tensors[name] = tensor.as_subclass(ReadOnly)
+        if module in computed or module is model or module in own_modules:
+            vars(module)["_placement"] = placement
+            if not hasattr(module, "engine"):
+                module.engine = engine
+            module.__class__ = add_base(type(module), base=Sealed if module in computed else guard_of(module))

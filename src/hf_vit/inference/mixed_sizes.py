@@ -121,18 +121,31 @@ class UnpaddedModel(HfViTBaseModel):
     def run_as_one_sequence(self, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor) -> Any:
         """Compute a padded batch as one sequence; `last_hidden_state` is 0 on padding."""
         grid = self.config.grid_of(*pixel_values.shape[2:])
-        image_grids = find_image_grids(patch_attention_mask, len(pixel_values), grid)
         sizes: dict[Grid, list[int]] = {}  # grid -> images with it
-        for image, image_grid in enumerate(image_grids):
+        for image, image_grid in enumerate(find_image_grids(patch_attention_mask, len(pixel_values), grid)):
             sizes.setdefault(image_grid, []).append(image)
         stride_h, stride_w = self.config.patch_stride
-        image_tokens: list[Tokens] = []
+        image_tokens: list[Tokens] = []  # of the images of each size
         for (h, w), images in sizes.items():
             image_tokens.append(self.embed(pixel_values[images, :, : h * stride_h, : w * stride_w], None))
+        encoded = self._run_layers(image_tokens)
+        last_hidden_state = self._pad(encoded, sizes, len(pixel_values), grid)
+        pooled = None
+        if self.pooler is not None:
+            pooled = torch.cat([self.pooler(tokens) for tokens in encoded])
+            pooled = self.layernorm(pooled) if self.norm_after_pooling else pooled
+            order = torch.tensor([image for images in sizes.values() for image in images], device=pooled.device)
+            pooled = pooled[order.argsort()]
+        return BaseModelOutputWithPooling(last_hidden_state=last_hidden_state, pooler_output=pooled)
+
+    def _run_layers(self, image_tokens: Sequence[Tokens]) -> list[torch.Tensor]:
+        """Run all layers, and the norm unless it follows the pooling, on the tokens of all images as one sequence.
+
+        Return the tokens [B, N, D] of the images of each size, as they came.
+        """
         arguments = _join_rotations(image_tokens)
-        parts = [tokens.hidden_states for tokens in image_tokens]
-        shapes = [(part.shape[0], part.shape[1]) for part in parts]
-        hidden_states = torch.cat([part.flatten(0, 1) for part in parts])[None]
+        shapes = [(tokens.hidden_states.shape[0], tokens.hidden_states.shape[1]) for tokens in image_tokens]
+        hidden_states = torch.cat([tokens.hidden_states.flatten(0, 1) for tokens in image_tokens])[None]
         config = copy.copy(self.config)
         config._attn_implementation = WITHIN_IMAGES
         for layer in self.layer_sequence():
@@ -140,15 +153,7 @@ class UnpaddedModel(HfViTBaseModel):
         if not self.norm_after_pooling:
             hidden_states = self.layernorm(hidden_states)
         flat_parts = hidden_states[0].split([num_images * num_tokens for num_images, num_tokens in shapes])
-        parts = [part.unflatten(0, shape) for part, shape in zip(flat_parts, shapes, strict=True)]
-        last_hidden_state = self._pad(parts, sizes, len(pixel_values), grid)
-        pooled = None
-        if self.pooler is not None:
-            pooled = torch.cat([self.pooler(part) for part in parts])
-            pooled = self.layernorm(pooled) if self.norm_after_pooling else pooled
-            order = torch.tensor([i for images in sizes.values() for i in images], device=pooled.device)
-            pooled = pooled[order.argsort()]
-        return BaseModelOutputWithPooling(last_hidden_state=last_hidden_state, pooler_output=pooled)
+        return [part.unflatten(0, shape) for part, shape in zip(flat_parts, shapes, strict=True)]
 
     def _pad(self, parts: list[torch.Tensor], sizes: dict[Grid, list[int]], batch: int, grid: Grid) -> torch.Tensor:
         """Put tokens, grouped by image size, into [B, n, D], each image at the top left of the padded grid."""

@@ -111,7 +111,8 @@ def check_model(model: object) -> tuple[torch.dtype, torch.device]:
             f"{class_name} cannot be subclassed to guard it ({to_one_line(error)}); optimize the hf_vit model inside it"
         ) from error
     for name, module in modules.items():
-        if (remedy := _find_remedy(module)) is not None:
+        remedy = _find_remedy(module)
+        if remedy is not None:
             raise UserError(f"{_describe(name, module)}; {remedy}")
         if module._compiled_call_impl is not None:
             raise UserError(f"{name or 'the model'} is compiled; {_REMEDIES['torch._dynamo.']}")
@@ -123,13 +124,7 @@ def check_model(model: object) -> tuple[torch.dtype, torch.device]:
     placement = _find_placement(model)
     for name, module in modules.items():
         if type(module) in (DenseNorm, HfAxialResNetAttention):  # their batch norms become scales and shifts
-            for part_name, part in module.named_children():
-                if isinstance(part, nn.BatchNorm1d) and any(
-                    tensor is None for tensor in (part.running_mean, part.weight)
-                ):
-                    raise UserError(
-                        f"{name}.{part_name} is a batch norm without running statistics or weights; {_AS_LOADED}"
-                    )
+            _check_batch_norms(name, module)
         owner, _, child_name = name.rpartition(".")
         if find_replacement(modules[owner], child_name, module) is not None:
             for part_name, part in module.named_modules(prefix=name):
@@ -137,6 +132,13 @@ def check_model(model: object) -> tuple[torch.dtype, torch.device]:
         elif isinstance(module, tuple(REPLACEMENTS)):
             raise UserError(f"{_describe(name, module)}, which may differ from its base class; {_AS_LOADED}")
     return placement
+
+
+def _check_batch_norms(name: str, module: nn.Module) -> None:
+    """Raise a UserError for a batch norm in a module that lacks what becomes its scale and shift."""
+    for part_name, part in module.named_children():
+        if isinstance(part, nn.BatchNorm1d) and (part.running_mean is None or part.weight is None):  # pyright: ignore[reportUnnecessaryComparison]
+            raise UserError(f"{name}.{part_name} is a batch norm without running statistics or weights; {_AS_LOADED}")
 
 
 def _describe(name: str, module_or_tensor: object) -> str:
@@ -177,7 +179,10 @@ def _find_placement(model: nn.Module) -> tuple[torch.dtype, torch.device]:
                 f"{_find_remedy(tensor) or _AS_LOADED}"
             )
         if tensor.is_meta:
-            raise UserError(f"{name} is on the meta device, without values; load it with from_pretrained first")
+            raise UserError(
+                f"the weight {name} has no values (it is on the meta device); load the model's weights with "
+                "from_pretrained first"
+            )
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     devices = {tensor.device for tensor in tensors.values()}
     for property_name, values in (("dtype", dtypes), ("device", devices)):
@@ -252,13 +257,14 @@ def make_plan(model: nn.Module, dtype: torch.dtype, finish: Callable[[nn.Module]
                     replacements[child] = finish(build(child, dtype))
                 plan.changes.append(Change(parent, name, replacements[child]))
     for module in model.modules():
-        if isinstance(module, HfViTBaseForImageClassification):
-            last_layer = replacements.get(module.vit.layers[-1])
-            num_read = count_read_tokens(module)
-            uses = {(change.owner, change.name) for change in plan.changes if change.value is last_layer}
-            if last_layer is not None and num_read is not None and len(uses) == 1:  # another use may read all tokens
-                last_layer.num_read = num_read
-                plan.classifiers.append(module)
+        if not isinstance(module, HfViTBaseForImageClassification):
+            continue
+        last_layer = replacements.get(module.vit.layers[-1])
+        num_read = count_read_tokens(module)
+        places = {(change.owner, change.name) for change in plan.changes if change.value is last_layer}
+        if last_layer is not None and num_read is not None and len(places) == 1:  # another use may read all tokens
+            last_layer.num_read = num_read
+            plan.classifiers.append(module)
     return plan
 
 
@@ -280,9 +286,13 @@ def _iterate_unreplaced(module: nn.Module) -> Iterator[nn.Module]:
 
 def list_channelwise_norms(model: nn.Module) -> list[Change]:
     """Return the changes of class for GroupNorms of the package on CPUs, where channels come last in memory."""
-    own_modules = (module for module in model.modules() if type(module).__module__.startswith("hf_vit."))
-    norms = (child for module in own_modules for child in module.children() if type(child) is nn.GroupNorm)
-    return [Change(norm, "__class__", ChannelwiseGroupNorm) for norm in norms if norm.weight.device.type == "cpu"]
+    changes: list[Change] = []
+    for module in model.modules():
+        if type(module).__module__.startswith("hf_vit."):
+            for child in module.children():
+                if type(child) is nn.GroupNorm and child.weight.device.type == "cpu":
+                    changes.append(Change(child, "__class__", ChannelwiseGroupNorm))
+    return changes
 
 
 def count_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None:
@@ -322,6 +332,7 @@ def _ask_only_for_head(
     if any(recordings) or config._attn_implementation not in ("eager", "sdpa") or not reads_token:
         return args, kwargs
     last_parts = [part for part in (vit.layers[-1], vit.layernorm, vit.pooler) if part is not None]
-    if has_listeners(vit) or any(has_listeners(module) for part in last_parts for module in part.modules()):
+    readers = [vit, *(module for part in last_parts for module in part.modules())]
+    if any(map(has_listeners, readers)):
         return args, kwargs
     return args, {**kwargs, "only_for_head": True}
