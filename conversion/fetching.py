@@ -237,10 +237,13 @@ def download(url: str, *, checked_later: bool = False) -> Path:
                 return try_download(url, folder, checked_later, versions)
             except _InterruptedError as error:
                 num_bytes = count_bytes()
-                num_failures, most_bytes = (0, num_bytes) if num_bytes > most_bytes else (num_failures + 1, most_bytes)
+                if num_bytes > most_bytes:
+                    num_failures, most_bytes = 0, num_bytes
+                else:
+                    num_failures += 1
                 if num_failures >= ATTEMPTS or len(versions) > MAX_VERSIONS:
-                    remedy = "run the same command again to continue with the downloaded part"
-                    remedy = remedy if num_bytes else "check the URL"
+                    resuming = "run the same command again to continue with the downloaded part"
+                    remedy = resuming if num_bytes else "check the URL and the network"
                     raise _download_error(url, f"{shorten_reason(error)}; {remedy}") from error
                 if num_failures:
                     time.sleep(FIRST_PAUSE * 2 ** (num_failures - 1))
@@ -268,7 +271,10 @@ def _copy_from_bucket(url: str, folder: Path, checked_later: bool, versions: set
 
 
 def _download_once(url: str, folder: Path, checked_later: bool, versions: set[str | None]) -> Path:
-    """Download the rest of the file, if it is still the server's version; raise _InterruptedError to try again."""
+    """Download the rest of the file, if it is still the server's version; raise _InterruptedError to try again.
+
+    The server's version is added to `versions`.
+    """
     size, version = description = _ask_server(url)
     versions.add(version)
     if size is None and not checked_later:
@@ -285,7 +291,8 @@ def _download_once(url: str, folder: Path, checked_later: bool, versions: set[st
         with _open_url(url, f"bytes={num_bytes_here}-" if num_bytes_here else "") as response:
             if _describe(response) != description:
                 raise _InterruptedError(_CHANGED)
-            _write(response, url, partial, num_bytes_here if response.status == 206 else 0, size)
+            is_rest = response.status == 206  # the server may send the whole file instead
+            _write(response, url, partial, num_bytes_here if is_rest else 0, size)
     if version is not None and _ask_server(url) != description:
         partial.unlink()
         raise _InterruptedError(_CHANGED)
@@ -315,8 +322,10 @@ def _open_url(url: str, byte_range: str = "") -> HTTPResponse:
 
 def _describe(response: HTTPResponse) -> tuple[int | None, str | None]:
     """Return size in bytes and version (ETag or date) of the whole file, each None if the server does not report it."""
-    size = response.headers.get("Content-Range", "").rpartition("/")[2] or response.headers.get("Content-Length", "")
-    return int(size) if size.isdecimal() else None, response.headers.get("ETag", response.headers.get("Last-Modified"))
+    headers = response.headers
+    size = headers.get("Content-Range", "").rpartition("/")[2] or headers.get("Content-Length", "")
+    version = headers.get("ETag", headers.get("Last-Modified"))
+    return int(size) if size.isdecimal() else None, version
 
 
 def _write(response: HTTPResponse, url: str, partial: Path, start: int, size: int | None) -> None:

@@ -436,16 +436,17 @@ def make_resnet_rules(
     1.
     """
     unit_rules = [rule for rule in rules if "{u" in rule.key]
+    other_rules = [rule for rule in rules if "{u" not in rule.key]
     expanded: list[KeyRule] = []
-    channels = "W"
+    channels = "W"  # what the next unit reads, and in the end the last map's
     for stage, depth in enumerate(depths_of(shapes), start=1):
-        width, output = f"{2 ** (stage - 1)}W", f"{4 * 2 ** (stage - 1)}W"
+        output_channels = f"{4 * 2 ** (stage - 1)}W"
         for unit in range(1, depth + 1):
-            sizes = {"U": width, "O": output, "I": channels}
+            sizes = {"U": f"{2 ** (stage - 1)}W", "O": output_channels, "I": channels}
             rules_of_unit = [rule for rule in unit_rules if unit == 1 or ".projection" not in rule.parameter]
             expanded += [_resolve_axes(rule.for_unit(stage, unit), sizes, shapes) for rule in rules_of_unit]
-            channels = output
-    return (*expanded, *(_resolve_axes(rule, {"F": channels}, shapes) for rule in rules if "{u" not in rule.key))
+            channels = output_channels
+    return (*expanded, *(_resolve_axes(rule, {"F": channels}, shapes) for rule in other_rules))
 
 
 def _resolve_axes(rule: KeyRule, sizes: Mapping[str, str], shapes: Shapes) -> KeyRule:

@@ -224,7 +224,10 @@ def lower_opset(model: Any, opset: int) -> None:
 
 
 def _lower_node(node: Any, nodes: Nodes, opset: int) -> Any:
-    """Add nodes that compute the same in an older opset and return their output; None if the node itself can stay."""
+    """Add nodes that compute the same in an older opset and return their output; None if the node itself can stay.
+
+    Attributes that the opset lacks, and whose values have no effect, are removed from the node.
+    """
     from onnxscript import ir
 
     options = {name: attribute.value for name, attribute in node.attributes.items()}

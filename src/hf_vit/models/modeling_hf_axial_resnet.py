@@ -162,9 +162,9 @@ class HfAxialResNetAttention(nn.Module):
         # The meta device, on which FLOPs are counted, does not support autocast.
         with nullcontext() if qkv.is_meta else torch.autocast(qkv.device.type, enabled=False):
             lines = qkv.to(dtype).flatten(0, 1).unflatten(2, (HEADS, 4 * size)).transpose(1, 2)  # [M, A, L, 4K]
-            to_q, to_k, to_v = self.table(length).to(dtype).split([size, size, 2 * size], dim=1)
+            rows_q, rows_k, rows_v = self.table(length).to(dtype).split([size, size, 2 * size], dim=1)
             # to_q and to_v are [i, :, j] for query i and key j, from row j - i + L - 1 of the table; to_k is [j, :, i].
-            to_q, to_k, to_v = (rows.unfold(0, length, 1).flip(0) for rows in (to_q, to_k.flip(0), to_v))
+            to_q, to_k, to_v = (rows.unfold(0, length, 1).flip(0) for rows in (rows_q, rows_k.flip(0), rows_v))
             scales = self.logit_norm(lines[..., :size], lines[..., size : 2 * size], to_q, to_k).to(dtype)
             outputs = self.attend_lines(lines, scales[..., None, None], to_q, to_k, to_v)
         output = outputs.to(qkv.dtype).reshape(*qkv.shape[:3], features.shape[3])
@@ -180,7 +180,8 @@ class HfAxialResNetBottleneck(nn.Module):
         self.reduce, self.expand = DenseNorm(in_channels, width), DenseNorm(width, 2 * width)
         self.column = HfAxialResNetAttention(config, width, axis=1, stride=stride_before)
         self.row = HfAxialResNetAttention(config, width, axis=2, stride=stride_before)
-        self.projection = DenseNorm(in_channels, 2 * width) if stride != 1 or in_channels != 2 * width else None
+        shape_changes = stride != 1 or in_channels != 2 * width
+        self.projection = DenseNorm(in_channels, 2 * width) if shape_changes else None
 
     def init_weights(self) -> None:
         init.zeros_(self.expand.norm.weight)
@@ -201,7 +202,7 @@ class HfAxialResNetStem(nn.Module):
     def __init__(self, config: HfBaseConfig) -> None:
         super().__init__()
         channels = config.stem_width
-        stride = 4
+        stride = 4  # px of the image behind one cell after the root
         self.root_conv = nn.Conv2d(config.num_channels, channels, 7, stride=2, padding=3, bias=False)
         self.root_norm = nn.BatchNorm2d(channels)
         self.stages = nn.ModuleList()

@@ -176,9 +176,9 @@ class HfAxialViTModel(HfAxialViTPreTrainedModel, HfViTBaseModel):
 
     def _make_layer_arguments(self, tokens: Tokens) -> dict[str, Any]:
         arguments = super()._make_layer_arguments(tokens)
-        return (
-            arguments if tokens.rotation is None else arguments | {"rotation": make_line_rotations(self.config, tokens)}
-        )
+        if tokens.rotation is not None:
+            arguments["rotation"] = make_line_rotations(self.config, tokens)
+        return arguments
 
     def _make_attention_mask(self, tokens: Tokens) -> LineMasks:
         """Return the masks of rows and of columns; both None if nothing is padded."""

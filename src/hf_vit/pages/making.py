@@ -97,12 +97,16 @@ def make_page(
 
 def shorten_names(models: Sequence[str | Path]) -> list[str]:
     """Return the shortest ends of names and paths that differ, as a page should not publish whole local paths."""
-    parts = [Path(model).resolve().parts if Path(model).is_dir() else Path(str(model)).parts for model in models]
+    paths = [Path(model).resolve().parts if Path(model).is_dir() else Path(str(model)).parts for model in models]
     names: list[str] = []
-    for number, path in enumerate(parts):
-        others = [other for other in parts if other is not path]
-        depth = next((end for end in range(1, len(path)) if all(other[-end:] != path[-end:] for other in others)), None)
-        names.append("/".join(path[-depth:]) if depth else f"{path[-1]} ({number + 1})")
+    for number, path in enumerate(paths, start=1):
+        others = [other for other in paths if other is not path]
+        name = f"{path[-1]} ({number})"  # if only the whole path differs from the others
+        for length in range(1, len(path)):
+            if all(other[-length:] != path[-length:] for other in others):
+                name = "/".join(path[-length:])
+                break
+        names.append(name)
     return names
 
 
@@ -166,9 +170,11 @@ def _make_space_card(names: Sequence[str], models: Sequence[str | Path]) -> str:
     import yaml
 
     metadata: dict[str, Any] = {"title": ", ".join(names), "sdk": "static", "app_file": "index.html"}
-    if hub_models := [str(model) for model in models if HUB_ID.fullmatch(str(model)) and not is_local(model)]:
+    hub_models = [str(model) for model in models if HUB_ID.fullmatch(str(model)) and not is_local(model)]
+    if hub_models:
         metadata["models"] = hub_models
-    if (license := find_common_license([str(model) for model in models])) is not None:
+    license = find_common_license([str(model) for model in models])
+    if license is not None:
         metadata["license"] = license
     text = "A page that runs these models in the visitor's browser, written by `hf-vit page`."
     return f"---\n{yaml.safe_dump(metadata, allow_unicode=True, sort_keys=False)}---\n\n{text}\n"

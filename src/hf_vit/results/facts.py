@@ -232,12 +232,14 @@ def _redact_json(value: object) -> JsonValue:
 
 
 def _to_json(value: Any) -> JsonValue:
-    """Return a value in JSON types: arrays become lists; NaN and infinities become strings."""
-    if value is None:
-        return value
+    """Return a value in JSON types: arrays become lists; NaN, infinities and integers beyond floats become strings.
+
+    Raises:
+        ValueError: the value, or one inside it, is of another type.
+    """
     if isinstance(value, int) and abs(value) > sys.float_info.max:
         return "-inf" if value < 0 else "inf"
-    if isinstance(value, int):
+    if value is None or isinstance(value, int):
         return value
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)

@@ -152,15 +152,16 @@ def _redact_values(value: "JsonValue", redact_name: Callable[[str], str]) -> "Js
         return _redact_string(value)
     if isinstance(value, list):
         return [redact_name(item) if isinstance(item, str) else _redact_values(item, redact_name) for item in value]
-    if isinstance(value, dict):
-        new_keys = _redact_keys(value, redact_name)
-        return {
-            new_keys[key]: REDACTED
-            if isinstance(item, str) and re.fullmatch(_SECRET_NAME, key, re.I)
-            else _redact_values(item, redact_message if key in _CLASS_FIELDS else redact_name)
-            for key, item in value.items()
-        }
-    return value
+    if not isinstance(value, dict):
+        return value
+    new_keys = _redact_keys(value, redact_name)
+    redacted: dict[str, JsonValue] = {}
+    for key, item in value.items():
+        if isinstance(item, str) and re.fullmatch(_SECRET_NAME, key, re.I):
+            redacted[new_keys[key]] = REDACTED
+        else:  # names of classes may look like paths, which `redact_message` keeps
+            redacted[new_keys[key]] = _redact_values(item, redact_message if key in _CLASS_FIELDS else redact_name)
+    return redacted
 
 
 def _redact_keys(keys: Iterable[str], redact: Callable[[str], str]) -> dict[str, str]:
@@ -198,11 +199,12 @@ def _redact_argument(argument: str) -> str:
     if option and _SECRET_OPTION.fullmatch(option):
         return option + equals + (REDACTED if equals else "")
     posix, windows = PurePosixPath(value), PureWindowsPath(value)
-    if windows.drive and len(windows.drive) == 2:
-        value = windows.name or value
+    name = ""
+    if len(windows.drive) == 2:  # "C:", not a host
+        name = windows.name
     elif "://" not in value and (posix.is_absolute() or ".." in posix.parts or value.startswith("~")):
-        value = posix.name or value
-    return option + equals + redact_text(value)
+        name = posix.name
+    return option + equals + redact_text(name or value)
 
 
 def _redact_url(match: re.Match[str]) -> str:
