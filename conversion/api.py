@@ -264,11 +264,7 @@ def _list_stage_blocks(config: Any, parent: str) -> dict[str, str]:
 
 
 def run_stages(model: Any, pixel_values: torch.Tensor, plan: Plan) -> dict[str, torch.Tensor]:
-    """Run one forward pass over [B, C, H, W]; return all stages with the axes of the original, channels last.
-
-    Raises:
-        UserError: the model cannot take images of this size.
-    """
+    """Run one forward pass over [B, C, H, W]; return all stages with the axes of the original, channels last."""
     body = model.base_model
     stages: dict[str, torch.Tensor] = {}
 
@@ -460,12 +456,7 @@ def _check_report_path(report: str | Path, output: Path) -> Path:
 def _verify(
     reader: CheckpointReader, plan: Plan, state: dict[str, torch.Tensor], folder: Path, recording: Recording
 ) -> Verification:
-    """Compare the written model (float32), and the same plan in float64, with the recording.
-
-    Raises:
-        UserError: the results differ.
-        RuntimeError: the folder has other weights than were written.
-    """
+    """Compare the written model (float32), and the same plan in float64, with the recording; raise if they differ."""
 
     def load_written() -> torch.nn.Module:
         """Load the written model, and check that it has the weights that were saved."""
@@ -492,10 +483,7 @@ def _verify(
 
 
 def build_report(plan: Plan, shapes: Shapes) -> str:
-    """Return a JSON report: every key of the file with its shape, transform and parameter, and what was assumed.
-
-    Its first bytes are `REPORT_BEGIN`, by which a later conversion recognizes a report that it may replace.
-    """
+    """Return a JSON report: every key of the file with its shape, transform and parameter, and what was assumed."""
     entries: list[dict[str, Any]] = []
     for row in plan.rows:
         target = {"target": plan.parameter_name(row), "target_shape": row.parameter_shape}

@@ -148,11 +148,7 @@ def export(
 
 
 def _find_mode(to: str, quantize: str | None, calibrate: str | None) -> Mode | None:
-    """Return how the target's graph is quantized; None without quantization.
-
-    Raises:
-        UserError: the target has no such way, or only one of both options is given.
-    """
+    """Return how the target's graph is quantized, after checking both options; None without quantization."""
     if quantize is None:
         if calibrate is not None:
             raise UserError("--calibrate is only used with --quantize; add --quantize, or leave --calibrate out")

@@ -243,7 +243,7 @@ def download(url: str, *, checked_later: bool = False) -> Path:
                     num_failures += 1
                 if num_failures >= ATTEMPTS or len(versions) > MAX_VERSIONS:
                     resuming = "run the same command again to continue with the downloaded part"
-                    remedy = resuming if num_bytes else "check the URL and the network"
+                    remedy = resuming if num_bytes else "check the URL"
                     raise _download_error(url, f"{shorten_reason(error)}; {remedy}") from error
                 if num_failures:
                     time.sleep(FIRST_PAUSE * 2 ** (num_failures - 1))

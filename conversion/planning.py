@@ -252,11 +252,7 @@ def make_plan(
 
 
 def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, file_name: str) -> Plan:
-    """Find the origin, match the keys with its table, build the config, and list rows and ignored keys.
-
-    Raises:
-        UserError: see `plan`.
-    """
+    """Find the origin, match the keys with its table, build the config, and list rows and ignored keys."""
     prefix = _find_prefix(shapes, settings.prefix)
     keys_below_prefix = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
     origin = find_origin(keys_below_prefix, file_name, companions)
@@ -303,10 +299,9 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
     known_keys = {*plan.consumed, *plan.ignored}
     parameter_counts = Counter(row.parameter for row in plan.rows)
     misshapen: list[str] = []
-    for row in plan.rows:
-        needed_shape = parameters.get(row.parameter, row.parameter_shape)
-        if row.parameter_shape != needed_shape:
-            misshapen.append(f"{row.parameter} {format_size(row.parameter_shape)} (needs {format_size(needed_shape)})")
+    for name, shape in ((row.parameter, row.parameter_shape) for row in plan.rows):
+        if name in parameters and shape != parameters[name]:
+            misshapen.append(f"{name} {format_size(shape)} (needs {format_size(parameters[name])})")
     _refuse(
         format_listing("keys left over", [key for key in shapes if key not in known_keys]),
         format_listing("keys used twice", _find_keys_used_twice(plan)),
@@ -373,11 +368,7 @@ class Layout:
 
     @cached_property
     def depth(self) -> int:
-        """Return the number of blocks: stacked ones, or the highest number, so that gaps are noticed.
-
-        Raises:
-            UserError: there is no block, or a stack has more than any ViT.
-        """
+        """Return the number of blocks: stacked ones, or the highest number, so that gaps are noticed."""
         matches = (re.match(self.origin.block_pattern, key) for key in self.names.normal)
         blocks = [int(match[1]) for match in matches if match]
         if not blocks and any(rule.stacked for rule in self.rules):
@@ -589,11 +580,7 @@ def _refuse_inapplicable(settings: PlanSettings, layout: Layout) -> None:
 
 
 def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, assumed: Mapping[str, str]) -> Fields:
-    """Return the config's fields as shapes, the files beside the weights, and options give them.
-
-    Raises:
-        UserError: these contradict each other, or none of them gives the number of heads.
-    """
+    """Return the config's fields as shapes, the files beside the weights and options give them, which must agree."""
     parts = layout.parts - layout.representation if settings.drop_pre_logits else layout.parts
     fields = _build_shape_fields(layout, parts, declared, settings)
     _refuse_conflicting_config(fields, declared, assumed)

@@ -274,12 +274,7 @@ class NpzReader(CheckpointReader):
             raise ValueError(f"its {info.compress_size} compressed bytes cannot expand to {info.file_size}")
 
     def _read_member(self, info: zipfile.ZipInfo, file_size: int) -> Member:
-        """Read a .npy header and check its size against the archive's.
-
-        Raises:
-            UserError: the member is intact, but not one that NumPy writes for plain numbers.
-            ValueError: the member is damaged.
-        """
+        """Read a .npy header and check its size against the archive's; a ValueError means damage."""
         self._refuse_member(info, file_size)
         with self._zip.open(info) as member:
             file = io.BytesIO(member.read(MAX_NPY_HEADER))

@@ -55,11 +55,7 @@ def read_size(value: object) -> Pair:
 
 
 def read_labels(path: str | Path) -> list[str]:
-    """Read the class names in order, from a text file with one name per line or a JSON list of strings.
-
-    Raises:
-        UserError: the file does not exist or cannot be read, or a name is empty or occurs twice.
-    """
+    """Read different class names in order, from a text file with one name per line or a JSON list of strings."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"there is no label file {path}; give a text file with a class name per line, or a JSON list")
@@ -257,11 +253,7 @@ IMAGE_TOWERS = {name: f"{name}_vision_model" for name in ("clip", "siglip", "sig
 
 
 def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declared:
-    """Return the facts in transformers' files beside the weights; empty for a single weight file.
-
-    Raises:
-        UserError: config.json is of another `model_type` than these, or has a value that is not valid.
-    """
+    """Return the facts in transformers' files, of one of these `model_types`; empty for a single weight file."""
     config_file = companions.config
     if config_file is None:
         return Declared()

@@ -240,11 +240,7 @@ class BitConfig(BaseModel):
 
 
 def _read_bit_config(companions: Companions, shapes: Shapes) -> Declared:
-    """Return the facts in a BiT's config.json; its image size is that of the preprocessing.
-
-    Raises:
-        UserError: the config has a setting of another network.
-    """
+    """Return the facts in a BiT's config.json, after checking it; its image size is that of the preprocessing."""
     if companions.config is None:
         return Declared()
     declared = read_config(companions, ("bit",))

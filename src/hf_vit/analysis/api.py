@@ -402,11 +402,7 @@ def _run_analyses(
 
 
 def _select_applicable(only: Sequence[str] | None, context: Context, run: AnalysisRun) -> list[str]:
-    """Return the names of the analyses that apply to the model, and set `run.left_out` to why others do not.
-
-    Raises:
-        UserError: one of those in `only` does not apply, or none does.
-    """
+    """Return the names of the analyses that apply, and add to `run.left_out` why others do not (`only` forbids that)."""
     models = [context.loaded] if context.against is None else [context.loaded, context.against]
     has_own_shapes = any(keeps_shapes(model.processor) for model in models)
     names = [name for name in ANALYSES if only is None or name in only]

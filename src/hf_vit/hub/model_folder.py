@@ -165,11 +165,7 @@ def list_examples(folder: Path) -> list[str]:
 
 
 def list_code(folder: Path, config: ModelConfig) -> set[str]:
-    """Return the code files that `auto_map` of model and image processor names, and the sibling modules they import.
-
-    Raises:
-        UserError: a file is missing or outside the folder, or `auto_map` of a model of hf_vit lacks a class.
-    """
+    """Return the code files that `auto_map` of model and image processor names, and the sibling modules they import."""
     if config.is_ours:
         _refuse_missing_targets(folder, config)
     targets = config.code_targets

@@ -314,11 +314,7 @@ class Push:
     # Checks before the push
 
     def find_destination(self) -> None:
-        """Read the repository, check the user's rights to it, and complete `repo_id` with the user's name.
-
-        Raises:
-            UserError: there is no valid token, no right to push, or the repository does not fit the options.
-        """
+        """Complete `repo_id` with the user's name, read the repository, and check the user's rights to it."""
         if not self.has_token and get_token() is None:
             raise UserError(f"there is no token for the Hub: {describe_login()}")
         answer = self._request("the Hub", "checking your account on the Hub", self.api.whoami)

@@ -232,11 +232,7 @@ def _redact_json(value: object) -> JsonValue:
 
 
 def _to_json(value: Any) -> JsonValue:
-    """Return a value in JSON types: arrays become lists; NaN, infinities and integers beyond floats become strings.
-
-    Raises:
-        ValueError: the value, or one inside it, is of another type.
-    """
+    """Return a value in JSON types: arrays become lists; NaN, infinities and integers beyond floats become strings."""
     if isinstance(value, int) and abs(value) > sys.float_info.max:
         return "-inf" if value < 0 else "inf"
     if value is None or isinstance(value, int):
