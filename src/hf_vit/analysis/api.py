@@ -402,7 +402,7 @@ def _run_analyses(
 
 
 def _select_applicable(only: Sequence[str] | None, context: Context, run: AnalysisRun) -> list[str]:
-    """Return the names of the analyses that apply, and add to `run.left_out` why others do not (`only` forbids that)."""
+    """Return the names of the analyses that apply; add to `run.left_out` why others do not, which `only` forbids."""
     models = [context.loaded] if context.against is None else [context.loaded, context.against]
     has_own_shapes = any(keeps_shapes(model.processor) for model in models)
     names = [name for name in ANALYSES if only is None or name in only]
