@@ -96,11 +96,10 @@ def export(
     if spelling not in (None, *SPELLINGS):
         raise UserError(f"unknown --spelling {spelling!r}; choose from {', '.join(SPELLINGS)}")
     mode = _find_mode(to, quantize, calibrate)
-    if agreement is not None and (mode is None or not 0 < agreement <= 1):
-        raise UserError(
-            f"--agreement {agreement:g} cannot be used; give a share of images above 0 and up to 1, such as 0.98, "
-            "with --quantize"
-        )
+    if agreement is not None and mode is None:
+        raise UserError("--agreement is only used with --quantize; add --quantize, or leave --agreement out")
+    if agreement is not None and not 0 < agreement <= 1:
+        raise UserError(f"--agreement {agreement:g} is out of range; give a share of images above 0 and up to 1")
     target.require_libraries()
     output_folder = prepare_output(output, force)
     if Path(model).exists() and is_within(output_folder, model):

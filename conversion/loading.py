@@ -187,7 +187,7 @@ def find_source(name: str | os.PathLike[str], *, revision: str | None = None, wi
     is_downloaded_later = not is_local_model and (is_timm or "://" in name)
     if revision is not None and (is_local_model or is_downloaded_later):
         raise UserError(
-            f"revision {revision!r} can only be used with a model on the Hub, but {name} is not one; leave it out"
+            f"revision {revision!r} can only be used with a model on the Hub, but {name} is not one; leave revision out"
         )
     if is_local_model:
         return _open_source_folder(name, path) if path.is_dir() else Source(name, path)

@@ -277,7 +277,7 @@ class Network:
             if side * side * channels != dims["Z"]:
                 raise UserError(
                     f"the patch embedding reads {dims['Z']} values, which are no square patch of 3 channels or 1; "
-                    "nothing was written"
+                    "use the checkpoint with its own code"
                 )
             dims |= {"P": side, "Q": side, "C": channels}
         if "Y" not in dims:

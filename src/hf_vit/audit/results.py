@@ -185,7 +185,7 @@ def require_equal(findings: Sequence[Finding]) -> None:
     if different:
         raise UserError(
             f"{len(different)} of {len(findings)} published results differ from those measured now; the first is "
-            f"{different[0]}"
+            f"{different[0]}; hf-vit evaluate records new ones, hf-vit card writes them into the card"
         )
     if not findings:
         raise UserError(

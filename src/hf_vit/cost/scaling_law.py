@@ -252,7 +252,7 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
     parse = _parse_json_runs if text.lstrip()[:1] in ("[", "{") else _parse_csv_runs
     entries = parse(text, path.name)
     if not entries:
-        raise UserError(f"{source} contains no runs; add lines with compute and error")
+        raise UserError(f"{source} contains no runs; add some, each with compute and error")
     points = list[tuple[float, float]]()
     for index, entry in enumerate(entries, start=1):
         try:

@@ -403,7 +403,7 @@ def collect_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _
     except (SafetensorError, OSError) as error:
         raise UserError(
             f"{SINGLE} cannot be split into shards in {scratch.parent} ({error}); make room for "
-            f"{weights.stat().st_size:,} bytes there, set TMPDIR to another folder, or give a larger max_shard_size"
+            f"{weights.stat().st_size:,} bytes there, set TMPDIR to another folder, or give a larger --max-shard-size"
         ) from error
     return {path.name: path for path in scratch.iterdir()}
 

@@ -444,7 +444,7 @@ class Push:
             # The Hub's answer is JSON inside the error's text.
             messages = re.findall(r'"message":\s*"((?:[^"\\]|\\.)*)"', str(error))
             reasons = "; ".join(message.replace('\\"', '"') for message in messages) or str(error)
-            raise UserError(f"the Hub would refuse the card's metadata: {reasons}") from error
+            raise UserError(f"the Hub would refuse the card's metadata: {reasons}; correct {CARD_NAME}") from error
 
     def _report_plan(self) -> None:
         """Report what will be pushed, and which files and facts others will be able to see."""
