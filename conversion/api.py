@@ -477,7 +477,7 @@ def _verify(
         raise UserError(
             f"the converted model does not reproduce {recording.name}, so nothing was written: the first "
             f"stage that differs is '{check.stage}' ({check.array}: {check.precision} differs by "
-            f"{check.difference:.1e}, tolerance {check.tolerance:.0e}); give a recording of this checkpoint, or report it"
+            f"{check.difference:.1e}, tolerance {check.tolerance:.0e}); give a recording of this checkpoint"
         )
     return verification
 
