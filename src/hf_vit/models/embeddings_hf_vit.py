@@ -201,20 +201,21 @@ def compute_patch_coordinates(
     """
     sides: list[torch.Tensor] = []
     for axis, side in enumerate(grid):
-        positions = torch.arange(side, dtype=like.dtype, device=like.device)
+        indices = torch.arange(side, dtype=like.dtype, device=like.device)
         if config.rotary_coordinates == "centered":
-            positions = (positions + 0.5) / side * 2 - 1
+            positions = (indices + 0.5) / side * 2 - 1  # from -1 to 1
             if moves is not None:
-                positions = (positions + moves[0][axis]) * moves[1][axis]
+                shift, factor = moves
+                positions = (positions + shift[axis]) * factor[axis]
             positions = positions * (2 * math.pi)
         else:
-            positions = positions + config.rotary_offset
+            positions = indices + config.rotary_offset
             if config.rotary_reference_grid is not None:
                 positions = positions / side * as_pair(config.rotary_reference_grid)[axis]
         sides.append(positions)
     (h, w), (rows, columns) = grid, sides
-    positions = [rows[:, None].expand(h, w), columns[None].expand(h, w)]
-    return torch.stack(positions[::-1] if config.rotary_axis_order == "column_row" else positions, dim=-1).flatten(0, 1)
+    axes = [rows[:, None].expand(h, w), columns[None].expand(h, w)]
+    return torch.stack(axes[::-1] if config.rotary_axis_order == "column_row" else axes, dim=-1).flatten(0, 1)
 
 
 def draw_moves(config: HfViTBaseConfig, like: torch.Tensor) -> list[torch.Tensor]:
@@ -266,8 +267,7 @@ def make_rotation(
         coordinates = compute_patch_coordinates(config, grid, like, moves)[None]
     else:
         coordinates = like.new_zeros(hidden_states.shape[0], grid[0] * grid[1], 2)
-        for image_grid in sorted(set(image_grids)):
-            images = torch.tensor([i for i, other in enumerate(image_grids) if other == image_grid], device=like.device)
+        for image_grid, images in group_images(image_grids, like.device):
             indices = images[:, None], compute_top_left_indices(image_grid, grid, like.device)
             coordinates = coordinates.index_put(indices, compute_patch_coordinates(config, image_grid, like, moves))
     # Special tokens come first, or last if attention is causal.
@@ -390,17 +390,14 @@ class RelativePositions(nn.Module):
         """
         h, w = grid
         num_special = query.shape[2] - h * w
-        query = query[:, :, num_special:] * scaling
+        patch_query = query[:, :, num_special:] * scaling
         if image_grids is None:
-            bias = self.bias(query, grid)
+            bias = self.bias(patch_query, grid)
         else:  # write the bias of each image's own grid to the rows and columns of its patches
-            bias = query.new_zeros(*query.shape[:2], h * w, h * w)
-            for image_grid in set(image_grids):
-                images = torch.tensor(
-                    [i for i, other in enumerate(image_grids) if other == image_grid], device=query.device
-                )
+            bias = patch_query.new_zeros(*query.shape[:2], h * w, h * w)
+            for image_grid, images in group_images(image_grids, query.device):
                 patches = compute_top_left_indices(image_grid, grid, query.device)
-                image_bias = self.bias(query[images][:, :, patches], image_grid)
+                image_bias = self.bias(patch_query[images][:, :, patches], image_grid)
                 heads = torch.arange(query.shape[1], device=query.device)
                 index = (images[:, None, None, None], heads[:, None, None], patches[:, None], patches)
                 bias = bias.index_put(index, image_bias.expand(len(images), -1, -1, -1))
@@ -442,6 +439,14 @@ def compute_top_left_indices(image_grid: Grid, grid: Grid, device: torch.device)
     """Return the raster indices in a padded `grid` of the patches of an image that fills its top left `image_grid`."""
     rows = torch.arange(image_grid[0], device=device)[:, None] * grid[1]
     return (rows + torch.arange(image_grid[1], device=device)).flatten()
+
+
+def group_images(image_grids: list[Grid], device: torch.device) -> list[tuple[Grid, torch.Tensor]]:
+    """Return every grid of a padded batch, and the indices [n] of the images that fill it."""
+    groups: dict[Grid, list[int]] = {}
+    for index, image_grid in enumerate(image_grids):
+        groups.setdefault(image_grid, []).append(index)
+    return [(image_grid, torch.tensor(images, device=device)) for image_grid, images in sorted(groups.items())]
 
 
 class HfViTPatchEmbeddings(nn.Module):
@@ -612,18 +617,16 @@ class HfViTEmbeddings(nn.Module):
             image_grids = find_image_grids(patch_attention_mask, pixel_values.shape[0], grid)
             patches, positions, special_rows = self._embed_padded(pixel_values, grid, image_grids)
             patch_mask = patch_attention_mask.flatten(1).bool()
-            token_mask = self._attach_special(
-                patch_mask, [patch_mask.new_ones(patch_mask.shape[0], 1)] * self.config.num_special_tokens
-            )
+            special_mask = patch_mask.new_ones(patch_mask.shape[0], self.config.num_special_tokens)
+            token_mask = self._attach_special(patch_mask, [special_mask])
         if self.patch_layernorm is not None:
             patches = self.patch_layernorm(patches)
         if bool_masked_pos is not None or patch_sources is not None:
             patches = self._corrupt(patches, bool_masked_pos, patch_sources, patch_attention_mask)
         if positions is not None:
             patches = patches + positions
-        hidden_states = self.dropout(
-            self._attach_special(patches, self._make_special_tokens(patches.shape[0], special_rows))
-        )
+        special_tokens = self._make_special_tokens(patches.shape[0], special_rows)
+        hidden_states = self.dropout(self._attach_special(patches, special_tokens))
         if self.layernorm is not None:
             hidden_states = self.layernorm(hidden_states)
         rotation = self.rotation(grid, hidden_states, image_grids)
@@ -659,10 +662,7 @@ class HfViTEmbeddings(nn.Module):
         stride_h, stride_w = self.config.patch_stride
         patches = positions = pixel_values.new_zeros(pixel_values.shape[0], grid[0] * grid[1], self.config.hidden_size)
         table = special_rows = None
-        for image_grid in sorted(set(image_grids)):
-            images = torch.tensor(
-                [i for i, other in enumerate(image_grids) if other == image_grid], device=pixel_values.device
-            )
+        for image_grid, images in group_images(image_grids, pixel_values.device):
             indices = images[:, None], compute_top_left_indices(image_grid, grid, pixel_values.device)
             embedded_patches = self.patch_embeddings(
                 pixel_values[images, :, : image_grid[0] * stride_h, : image_grid[1] * stride_w]

@@ -136,16 +136,15 @@ def check_references(folder: Path, name: str) -> None:
         )
     config = read_json_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
     refuse_huge(config, name)
-    reference = next(filter(_is_reference, _iterate_fields(config)), None)
-    arguments = config.get("model_args")
-    if reference is None and isinstance(arguments, dict):  # timm's model_args may contain these two
-        timm_arguments: dict[str, Any] = arguments
-        names = ("pretrained", "pretrained_cfg")
-        reference = next(((key, timm_arguments[key]) for key in names if timm_arguments.get(key)), None)
-    if reference is not None:
+    references = list(filter(_is_reference, _iterate_fields(config)))
+    arguments: Any = config.get("model_args")
+    if isinstance(arguments, dict):  # timm's, which may contain these two
+        references += [(key, arguments[key]) for key in ("pretrained", "pretrained_cfg") if arguments.get(key)]
+    if references:
+        key, value = references[0]
         raise UserError(
-            f"{CONFIG} of {name} refers to another repository ({reference[0]}: {str(reference[1])[:80]!r}), "
-            "which is not read for safety; remove that field, or give a complete model"
+            f"{CONFIG} of {name} refers to another repository ({key}: {str(value)[:80]!r}), which is not read for "
+            "safety; remove that field, or give a complete model"
         )
     for weights in [*WEIGHTS, *list_indexed_files(folder, name)]:
         refuse_pointer(folder / weights, f"{weights} of {name}")
@@ -224,8 +223,12 @@ def _read_index(index: Path, name: str) -> list[str]:
 def read_json_object(path: Path, name: str) -> dict[str, Any]:
     """Return the JSON object in a file of limited size; raise a UserError if the file is damaged or too large."""
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ValueError(f"it has more than {_MAX_JSON_BYTES:,} bytes, the most that hf_vit reads")
+        size = path.stat().st_size
+        if size > _MAX_JSON_BYTES:
+            raise UserError(
+                f"{path.name} of {name} has {size:,} bytes, but hf_vit reads at most {_MAX_JSON_BYTES:,}; give the "
+                "model's own file"
+            )
         content: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         reason = f"it is not valid JSON: {get_first_line(error):.120}"
