@@ -286,9 +286,8 @@ class TransformersFolder(Target):
         is_siglip2 = find_kind(outgoing.config) is SIGLIP2
         output = model(**_make_siglip2_inputs(images, outgoing.config) if is_siglip2 else {"pixel_values": images})
         if outgoing.has_head:
-            difference = measure_difference(
-                expected_results, output["image_embeds" if "image_embeds" in output else "logits"]
-            )
+            name = "image_embeds" if "image_embeds" in output else "logits"  # the former for CLIP's projection
+            difference = measure_difference(expected_results, output[name])
         else:
             difference = measure_difference(expected_results, output.last_hidden_state)
             if output.pooler_output is not None:
@@ -352,27 +351,26 @@ def _make_options(outgoing: OutgoingModel) -> dict[str, Any]:
 
 def _add_missing_arrays(outgoing: OutgoingModel) -> dict[str, torch.Tensor]:
     """Return the arrays with those that only transformers has: mask tokens, and DINOv2's head for token and mean."""
-    arrays, config = outgoing.arrays, outgoing.config
+    config = outgoing.config
+    arrays = dict(outgoing.arrays)
     if find_kind(config) is DINOV3:
-        shape = (1, 1, config.hidden_size)
-        dtype = outgoing.model.dtype
-        arrays = {
-            key.replace(".mlp.fc1.", ".mlp.up_proj.").replace(".mlp.fc2.", ".mlp.down_proj."): array
-            for key, array in arrays.items()
+        width, dtype = config.hidden_size, outgoing.model.dtype
+        all_arrays = {
+            "embeddings.mask_token": torch.zeros(1, 1, width, dtype=dtype),
+            "embeddings.register_tokens": torch.zeros(1, 0, width, dtype=dtype),  # replaced if there are any
         }
-        return {
-            "embeddings.mask_token": torch.zeros(shape, dtype=dtype),
-            "embeddings.register_tokens": torch.zeros(1, 0, config.hidden_size, dtype=dtype),
-            **arrays,
-        }
+        for key, array in arrays.items():
+            spelling = key.replace(".mlp.fc1.", ".mlp.up_proj.").replace(".mlp.fc2.", ".mlp.down_proj.")
+            all_arrays[spelling] = array
+        return all_arrays
     if find_kind(config) is not DINOV2:
         return arrays
-    if outgoing.has_head and config.pooling != "token_and_gap":
+    if outgoing.has_head and config.pooling != "token_and_gap":  # the head gets zeros for what the pooling leaves out
         weight = arrays["classifier.weight"]
         halves = [weight, torch.zeros_like(weight)]
-        arrays = arrays | {"classifier.weight": torch.cat(halves if config.pooling == "token" else halves[::-1], dim=1)}
+        arrays["classifier.weight"] = torch.cat(halves if config.pooling == "token" else halves[::-1], dim=1)
     if config.num_register_tokens:
         token_key = next(key for key in arrays if key.endswith("embeddings.register_tokens"))
         mask_token = torch.zeros(1, config.hidden_size, dtype=arrays[token_key].dtype)
-        arrays = arrays | {token_key.replace("register_tokens", "mask_token"): mask_token}
+        arrays[token_key.replace("register_tokens", "mask_token")] = mask_token
     return arrays

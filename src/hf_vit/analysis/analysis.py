@@ -286,17 +286,17 @@ class AttentionReader:
                 if axis == "row":
                     rows.append(probabilities)
                     return
-                layer = next(layers)
+                layer = next(layers)  # of the pass; a module that several layers share runs several times
                 layer_maps = (rows.pop(), probabilities) if axis == "column" else probabilities
                 receive(layer, AttentionMaps({layer: layer_maps}, (h, w), self.layout.patch_tokens))
 
             return hook
 
-        handles = [
-            module.register_forward_pre_hook(make_hook(name.split(".")[-2]), with_kwargs=True)
-            for name, module in self.encoder.named_modules()
-            if hasattr(module, "q_proj") and hasattr(module, "scaling")
-        ]
+        handles: list[Any] = []
+        for name, module in self.encoder.named_modules():
+            if hasattr(module, "q_proj") and hasattr(module, "scaling"):
+                axis = name.split(".")[-2]  # "row" or "column" in "layers.0.row.attention"
+                handles.append(module.register_forward_pre_hook(make_hook(axis), with_kwargs=True))
         try:
             self.encoder(pixel_values, **forward_options(self.encoder, pixel_values))
         finally:
@@ -404,10 +404,9 @@ def read_features(model: nn.Module, pixel_values: torch.Tensor) -> tuple[list[to
     def add_map(name: str, features: torch.Tensor) -> None:
         """Convert a layer's output to [B, D, h, w], without prefix tokens."""
         if layout is not None:
-            features = features[:, layout.patch_tokens].transpose(1, 2).unflatten(2, layout.grid(pixel_values))
-        elif is_channels_last(model):
-            features = features.permute(0, 3, 1, 2)
-        maps.append(features)
+            maps.append(features[:, layout.patch_tokens].transpose(1, 2).unflatten(2, layout.grid(pixel_values)))
+        else:
+            maps.append(features.permute(0, 3, 1, 2) if is_channels_last(model) else features)
 
     with watch_layers(model, add_map):
         output = model(pixel_values, **forward_options(model, pixel_values))
@@ -426,13 +425,13 @@ class MapComparison:
 
     def add(self, case: int, depth: int, actual: torch.Tensor, expected: torch.Tensor, valid: torch.Tensor) -> None:
         """Add the actual and the expected maps [B, D, h, w] of one case and depth at the valid positions [h, w]."""
-        actual, expected = actual.float()[:, :, valid], expected.float()[:, :, valid]  # [B, D, positions]
-        mean = actual.mean(dim=2, keepdim=True)
-        actual, expected = actual - mean, expected - mean
-        difference, variance = (actual - expected).square().sum(), actual.square().sum()
-        cosine = F.cosine_similarity(actual, expected, dim=1).sum()
+        actual_values, expected_values = actual.float()[:, :, valid], expected.float()[:, :, valid]
+        mean = actual_values.mean(dim=2, keepdim=True)
+        centered, expected_centered = actual_values - mean, expected_values - mean  # [B, D, positions]
+        difference, variance = (centered - expected_centered).square().sum(), centered.square().sum()
+        cosine = F.cosine_similarity(centered, expected_centered, dim=1).sum()
         sums = [value.double().item() for value in (difference, variance, cosine)]
-        sums.append(float(len(actual) * actual.shape[2]))  # number of positions
+        sums.append(float(len(centered) * centered.shape[2]))  # number of positions
         self._sums[case, depth] = self._sums.get((case, depth), np.zeros(4)) + sums
 
     def arrays(self, prefix: str = "") -> Arrays:
@@ -442,7 +441,8 @@ class MapComparison:
         equal, 1 means no better than predicting the mean everywhere. `cosine` is the mean cosine similarity over
         positions.
         """
-        cases, depths = (max(key[axis] for key in self._sums) + 1 for axis in (0, 1))
+        cases = max(case for case, _ in self._sums) + 1
+        depths = max(depth for _, depth in self._sums) + 1
         sums = np.array([[self._sums[case, depth] for depth in range(depths)] for case in range(cases)])
         is_defined = (sums[..., 1] > 0) & (sums[..., 3] > 0)
         difference, variance, cosine, num_positions = np.where(is_defined[..., None], sums, np.nan).transpose(2, 0, 1)

@@ -29,18 +29,18 @@ def compute_gram(features: torch.Tensor) -> torch.Tensor:
     The batch mean is subtracted first: HSIC_1 does not depend on it, and rounding errors grow with it.
     """
     rows = features.flatten(1).float()
-    rows = rows - rows.mean(dim=0)
-    return (rows @ rows.T).cpu().double()
+    centered = rows - rows.mean(dim=0)
+    return (centered @ centered.T).cpu().double()
 
 
 def compute_hsic(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return the unbiased HSIC_1 [L, L'] of every pair of kernels [L, B, B] and [L', B, B]; B must be at least 4."""
     num_images = first.shape[-1]
     off_diagonal = 1 - torch.eye(num_images, dtype=first.dtype)
-    first, second = first * off_diagonal, second * off_diagonal
+    kernels, other_kernels = first * off_diagonal, second * off_diagonal
     ones = first.new_ones(num_images)
-    first_sums, second_sums = first @ ones, second @ ones  # [L, B]
-    traces = torch.einsum("ibc,jbc->ij", first, second)
+    first_sums, second_sums = kernels @ ones, other_kernels @ ones  # [L, B]
+    traces = torch.einsum("ibc,jbc->ij", kernels, other_kernels)
     products = first_sums.sum(dim=1)[:, None] * second_sums.sum(dim=1) / ((num_images - 1) * (num_images - 2))
     return (traces + products - 2 / (num_images - 2) * first_sums @ second_sums.T) / (num_images * (num_images - 3))
 

@@ -86,9 +86,8 @@ class Move:
     def make_valid_mask(self, grid: Size, image: Size) -> torch.Tensor:
         """Return [h, w] bool: positions that depend only on pixels of the image and on known features."""
         if self.kind.endswith("shift"):
-            first_row, first_column = (
-                math.ceil(px * cells / side) for px, cells, side in zip(self.value, grid, image, strict=True)
-            )
+            down, right = self.value
+            first_row, first_column = math.ceil(down * grid[0] / image[0]), math.ceil(right * grid[1] / image[1])
             return (torch.arange(grid[0]) >= first_row)[:, None] & (torch.arange(grid[1]) >= first_column)
         known_features = self._warp(torch.ones(1, 1, *grid), image, "zeros")[0, 0]
         known_pixels = self._warp(torch.ones(1, 1, *image), image, "zeros")
@@ -153,9 +152,9 @@ class Equivariance(FeatureAnalysis):
     def measure(self) -> Arrays:
         """Return errors and cosine similarities of all moves and depths."""
         comparison = MapComparison()
-        moves = ()
+        moves: tuple[Move, ...] = ()
         for pixel_values in self.batches():
-            moves = self._compare(pixel_values, comparison)
+            moves = self._compare(pixel_values, comparison)  # the same for every batch
         results = comparison.arrays()
         arrays = Arrays()
         for kind in KINDS:

@@ -303,8 +303,10 @@ def _normalize_name(name: str) -> str:
 
 def _index_labels(labels: Sequence[str]) -> dict[str, int]:
     """Return the index of every label, by full name and by each synonym ("tabby, tabby cat"); the first one counts."""
-    indices = {_normalize_name(label): index for index, label in reversed(list(enumerate(labels)))}
+    indices: dict[str, int] = {}
     for index, label in enumerate(labels):
+        indices.setdefault(_normalize_name(label), index)
+    for index, label in enumerate(labels):  # after all full names, which take precedence
         for synonym in label.split(","):
             indices.setdefault(_normalize_name(synonym), index)
     return indices

@@ -47,10 +47,11 @@ def compute_field_metrics(energy: torch.Tensor, grid: tuple[int, int]) -> dict[s
     total = energy.sum()
     if not total > 0:
         return dict.fromkeys(("size", "radius", "outside"), float("nan"))
+    side_h, side_w = height / h, width / w  # of a position, in px
     top, left = (h // 2) * height / h, (w // 2) * width / w
     rows, columns = torch.arange(height) + 0.5, torch.arange(width) + 0.5
-    squared_distance = (rows - top - height / h / 2)[:, None].square() + (columns - left - width / w / 2).square()
-    is_inside = ((rows > top) & (rows < top + height / h))[:, None] & ((columns > left) & (columns < left + width / w))
+    squared_distance = (rows - top - side_h / 2)[:, None].square() + (columns - left - side_w / 2).square()
+    is_inside = ((rows > top) & (rows < top + side_h))[:, None] & ((columns > left) & (columns < left + side_w))
     num_pixels = (energy > (1 - INSIDE) ** 2 * energy.max()).sum()
     return {
         "size": num_pixels.double().sqrt().item(),

@@ -36,10 +36,11 @@ def add_rollout_layer(rollout: torch.Tensor | None, maps: AttentionMaps, layer: 
         return (1 - identity) * mean @ rollout + identity * rollout
     rows, columns = (part.float().mean(dim=1) for part in attention)
     h, w = rows.shape[1], columns.shape[1]
-    lines = (torch.eye(h * w).to(rows).expand(len(rows), -1, -1) if rollout is None else rollout).unflatten(1, (h, w))
-    lines = (1 - identity) * torch.einsum("bhqk,bhkn->bhqn", rows, lines) + identity * lines
-    lines = (1 - identity) * torch.einsum("bwqk,bkwn->bqwn", columns, lines) + identity * lines
-    return lines.flatten(1, 2)
+    previous = torch.eye(h * w).to(rows).expand(len(rows), -1, -1) if rollout is None else rollout
+    grid = previous.unflatten(1, (h, w))
+    after_rows = (1 - identity) * torch.einsum("bhqk,bhkn->bhqn", rows, grid) + identity * grid
+    after_columns = (1 - identity) * torch.einsum("bwqk,bkwn->bqwn", columns, after_rows) + identity * after_rows
+    return after_columns.flatten(1, 2)
 
 
 @final

@@ -114,7 +114,8 @@ def _draw_attention(loaded: LoadedModel, image: "Image", obstacle: str) -> str:
     context = Context(loaded, open_images([image], 1), AnalysisSettings(num_images=1, num_pictures=1, batch_size=1))
     figures: list[str] = []
     for analysis_class in (AttentionRollout, HeadMaps):
-        if (reason := analysis_class.find_obstacle(context)) is not None:
+        reason = analysis_class.find_obstacle(context)
+        if reason is not None:
             raise UserError(
                 f"{loaded.name} cannot be shown ({obstacle}), and its attention cannot be drawn ({reason}); give a "
                 "model of hf_vit, or one that hf_vit can convert"
@@ -158,12 +159,12 @@ def make_still_page(
     try:
         model.set_attn_implementation("eager")  # other implementations return no attention maps
         with torch.no_grad():
-            outputs = dict(
-                zip(traced_model.names, traced_model(pixel_values.to(model.device, model.dtype)), strict=True)
-            )
+            results = traced_model(pixel_values.to(model.device, model.dtype))
     finally:
         model.set_attn_implementation(implementation)
-    if (positions := traced_model.positions()) is not None:
+    outputs = dict(zip(traced_model.names, results, strict=True))
+    positions = traced_model.positions()
+    if positions is not None:
         outputs["positions"] = positions
     encoded = io.BytesIO()
     image.save(encoded, "PNG")
@@ -186,8 +187,8 @@ def _inline_files(data: str) -> str:
     """Return index.html with style, data and script inlined."""
     index, style, script = ((resources.files("hf_vit.pages") / "static" / file).read_text("utf-8") for file in _FILES)
     before_policy, _, after_policy = index.partition('content="default-src')
-    index = f'{before_policy}content="{_POLICY}{after_policy[after_policy.index(chr(34)) :]}'
-    index = index.replace('<link rel="stylesheet" href="style.css">', f"<style>{style}</style>")
-    return index.replace(
+    page = f'{before_policy}content="{_POLICY}{after_policy[after_policy.index(chr(34)) :]}'
+    page = page.replace('<link rel="stylesheet" href="style.css">', f"<style>{style}</style>")
+    return page.replace(
         '<script type="module" src="page.js"></script>', f'{data}<script type="module">{script}</script>'
     )

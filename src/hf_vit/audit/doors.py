@@ -224,8 +224,8 @@ def _explain_refusals() -> Generator[None]:
 
 def _find_data(folder: Path) -> str:
     """Return the built-in data that the last training used, else "photos"."""
-    names = [record.data.name for record in Facts.load(folder).records if record.kind == "training" and record.data]
-    return names[-1] if names and is_builtin(names[-1]) else "photos"
+    trained_on = [record.data for record in Facts.load(folder).filter_kind("training") if record.data]
+    return trained_on[-1].name if trained_on and is_builtin(trained_on[-1].name) else "photos"
 
 
 def _write_images(source: str, folder: Path) -> tuple[list[Path], DataFact]:
