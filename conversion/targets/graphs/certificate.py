@@ -325,14 +325,17 @@ def measure_agreement(
     class_indices = [names.index(name) if names.count(name) == 1 else -1 for name in data.data.label_names]
     classes = torch.tensor(class_indices)
     graph = runtime.open(outgoing.folder / runtime.file)
-    all_matches = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]()
+    is_same, is_correct, is_float_correct = (list[torch.Tensor]() for _ in range(3))
     with torch.no_grad():
         for batch, pixel_values, labels in data.judging.iterate_labeled_batches():
             expected = outgoing.compute_results(pixel_values).argmax(-1)
             actual = graph.run(batch)["logits"].argmax(-1)
-            all_matches.append((expected == actual, actual == classes[labels], expected == classes[labels]))
-    agreement, *accuracies = (float(torch.cat(matches).double().mean()) for matches in zip(*all_matches, strict=True))
-    return (agreement, None, None) if -1 in class_indices else (agreement, accuracies[0], accuracies[1])
+            is_same.append(expected == actual)
+            is_correct.append(actual == classes[labels])
+            is_float_correct.append(expected == classes[labels])
+    shares = [float(torch.cat(matches).double().mean()) for matches in (is_same, is_correct, is_float_correct)]
+    agreement, accuracy, float_accuracy = shares
+    return (agreement, None, None) if -1 in class_indices else (agreement, accuracy, float_accuracy)
 
 
 def verify(folder: Path, runtime: Runtime | None = None) -> Certificate:
