@@ -107,7 +107,7 @@ def _find_timm_origin(name: str, config: Mapping[str, Any], shapes: Shapes) -> O
 
 
 def _find_models_below_prefixes(shapes: Shapes) -> dict[str, str]:
-    """Return prefix -> the origin of the model whose keys are below it."""
+    """Return prefix -> the origin of the model whose keys are below it; of nested prefixes, the shortest."""
     prefixes = {key[: match.end()] for key in shapes for match in re.finditer(r"[./]", key)}
     models: dict[str, str] = {}
     for prefix in sorted(prefixes, key=len)[:MAX_PREFIXES]:

@@ -208,8 +208,8 @@ AIMV2 = Kind(
 
 def _make_naflex_arguments(config: Any) -> dict[str, Any]:
     """Return the arguments of timm's NaFlexVit alone."""
-    way = config.position_interpolation.removesuffix(timm_tables.SQUARE)
-    values = next(theirs for theirs, ours in timm_tables.RESIZINGS.items() if ours == way)
+    mode = config.position_interpolation.removesuffix(timm_tables.SQUARE)
+    values = next(theirs for theirs, ours in timm_tables.RESIZINGS.items() if ours == mode)
     arguments = {name: value for name, value in _make_vit_arguments(config).items() if name != "no_embed_class"}
     return arguments | {
         **dict(zip(timm_tables.RESIZING, values, strict=True)),

@@ -208,11 +208,11 @@ def lower_opset(model: Any, opset: int) -> None:
         if output is not None:
             ir.convenience.replace_nodes_and_values(graph, node, [node], nodes.nodes, node.outputs, [output])
     for node in graph:
+        if node.domain:  # not an operator of ONNX itself
+            continue
         try:
-            schema = None if node.domain else defs.get_schema(node.op_type, opset)
-            is_supported = schema is None or (
-                len(node.inputs) <= schema.max_input and node.attributes.keys() <= schema.attributes.keys()
-            )
+            schema = defs.get_schema(node.op_type, opset)
+            is_supported = len(node.inputs) <= schema.max_input and node.attributes.keys() <= schema.attributes.keys()
         except defs.SchemaError:
             is_supported = False
         if not is_supported:

@@ -105,18 +105,20 @@ def make_tiles(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Ten
     special = config.num_special_tokens
     offsets = torch.arange(TILE, device=device)
     reach = config.attention_window // 2
-    queries, keys = [], []
+    query_sides, key_sides = [], []  # rows [tiles down, rows] and columns [tiles across, columns] of the tiles
     for side in (h, w):
         starts = TILE * torch.arange((side + TILE - 1) // TILE, device=device)[:, None]
         extent = torch.sym_min(TILE + 2 * reach, side)
-        queries.append((starts + offsets).clamp(max=side - 1))
-        keys.append((starts - reach).clamp(min=0, max=side - extent) + torch.arange(extent, device=device))
-    queries, keys = (  # [tiles down, tiles across, rows, columns] -> [T, rows * columns]
+        query_sides.append((starts + offsets).clamp(max=side - 1))
+        key_sides.append((starts - reach).clamp(min=0, max=side - extent) + torch.arange(extent, device=device))
+    queries, near_patches = (  # [tiles down, tiles across, rows, columns] -> [T, rows * columns]
         (rows[:, None, :, None] * w + columns[None, :, None]).flatten(2).flatten(0, 1)
-        for rows, columns in (queries, keys)
+        for rows, columns in (query_sides, key_sides)
     )
-    allowed = F.pad(may_attend(config, queries[:, :, None], keys[:, None], w), (special, 0), value=True)[None]
-    keys = torch.cat([torch.arange(special, device=device).expand(keys.shape[0], -1), keys + special], dim=1)
+    is_near = may_attend(config, queries[:, :, None], near_patches[:, None], w)
+    allowed = F.pad(is_near, (special, 0), value=True)[None]
+    special_tokens = torch.arange(special, device=device).expand(near_patches.shape[0], -1)
+    keys = torch.cat([special_tokens, near_patches + special], dim=1)
     if tokens.token_mask is not None:
         allowed = allowed & tokens.token_mask[:, keys][:, :, None]
     mask = make_additive(allowed, tokens.hidden_states.dtype).expand(tokens.hidden_states.shape[0], -1, -1, -1)
@@ -137,20 +139,19 @@ def make_lines(config: HfLocalViTConfig, tokens: Tokens, special_mask: torch.Ten
     special = config.num_special_tokens
     is_strided = config.attention_pattern == "strided"
     length: Any = torch.sym_min(config.attention_stride, h * w) if is_strided else w  # a symbol in a graph
-    keys = torch.arange(1, h * w + 1, device=device)[None]
+    numbers = torch.arange(1, h * w + 1, device=device)[None]
     order = None
     if tokens.token_mask is not None:
         is_patch = tokens.token_mask[:, special:]
         if is_strided:
             order = compute_raster_order(is_patch)
             is_patch = is_patch.gather(1, order)
-        keys = keys * is_patch
-    keys = F.pad(keys, (0, -(h * w) % length)).unflatten(1, (-1, length))  # [B or 1, R, L]
+        numbers = numbers * is_patch
+    keys = F.pad(numbers, (0, -(h * w) % length)).unflatten(1, (-1, length))  # [B or 1, R, L]
     queries = torch.arange(1, keys.shape[1] * length + 1, device=device).unflatten(0, (-1, length))[..., None]
     near_keys = gather_near_lines(keys[:, None, ..., None], is_strided)[:, 0, :, None, :, 0]  # [B or 1, R, 1, m]
-    allowed_near = (
-        (near_keys > 0) & (near_keys % length != queries % length) & may_attend(config, queries - 1, near_keys - 1, w)
-    )
+    is_in_other_column = near_keys % length != queries % length  # those of the own column come below
+    allowed_near = (near_keys > 0) & is_in_other_column & may_attend(config, queries - 1, near_keys - 1, w)
     allowed_in_column = (keys > 0).transpose(1, 2)[:, None].expand(-1, keys.shape[1], -1, -1)
     allowed = torch.cat([F.pad(allowed_near, (special, 0), value=True), allowed_in_column], dim=-1)
     return Lines(special_mask, make_additive(allowed, tokens.hidden_states.dtype)[:, None], order)
@@ -186,7 +187,8 @@ class HfLocalViTAttention(HfViTAttention):
         query, key = self.normalize_and_rotate(query, key, kwargs.get("rotation"))
         attend_parts: Any = self.attend_tiles if isinstance(attention_mask, Tiles) else self.attend_lines
         output = attend_parts(query, key, value, attention_mask)
-        if special := self.config.num_special_tokens:
+        special = self.config.num_special_tokens
+        if special:
             special_output, _ = self.interface(query[:, :, :special], key, value, attention_mask.special_mask)
             output = torch.cat([special_output, output], dim=1)
         return output.flatten(2), None
@@ -233,16 +235,17 @@ class HfLocalViTAttention(HfViTAttention):
         values = arrange_in_lines(value)
         near_keys = gather_near_lines(keys, is_strided)
         near_values = gather_near_lines(values, is_strided)
-        to_special = queries @ key[:, :, None, :special].transpose(3, 4)
-        to_near = queries @ near_keys.transpose(3, 4)
-        to_column = (queries.transpose(2, 3) @ keys.permute(0, 1, 3, 4, 2)).transpose(2, 3)
-        logits = torch.cat([to_special, to_near, to_column], dim=-1) + lines.mask
+        special_logits = queries @ key[:, :, None, :special].transpose(3, 4)
+        near_logits = queries @ near_keys.transpose(3, 4)
+        column_logits = (queries.transpose(2, 3) @ keys.permute(0, 1, 3, 4, 2)).transpose(2, 3)
+        logits = torch.cat([special_logits, near_logits, column_logits], dim=-1) + lines.mask
         probabilities = torch.softmax(logits, dim=-1).to(query.dtype)
         probabilities = F.dropout(probabilities, p=self.attention_dropout, training=self.training)
-        to_special, to_near, to_column = probabilities.split([special, to_near.shape[-1], to_column.shape[-1]], dim=-1)
-        output = to_special @ value[:, :, None, :special] + to_near @ near_values
-        output = output + (to_column.transpose(2, 3) @ values.transpose(2, 3)).transpose(2, 3)
-        output = output.flatten(2, 3)[:, :, :count]
+        sizes = [special, near_logits.shape[-1], column_logits.shape[-1]]
+        to_special, to_near, to_column = probabilities.split(sizes, dim=-1)
+        outside_column = to_special @ value[:, :, None, :special] + to_near @ near_values
+        from_column = (to_column.transpose(2, 3) @ values.transpose(2, 3)).transpose(2, 3)
+        output = (outside_column + from_column).flatten(2, 3)[:, :, :count]
         if order is not None:
             output = torch.zeros_like(output).scatter(2, order, output)
         return output.transpose(1, 2)
