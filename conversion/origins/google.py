@@ -74,14 +74,8 @@ def _select_names_below(
 ) -> KeyNames:
     """Remove the prefix of the model, and sort out keys that are not weights.
 
-    Args:
-        file_prefixes: the prefixes below which the file has the anchor.
-        anchor_name: the name of the anchor in messages.
-        keys: all keys of the file.
-        known_prefixes: the prefixes that the origin may have.
-
-    Raises:
-        UserError: the file has the anchor below no known prefix, or below several.
+    `file_prefixes` are those below which the file has the anchor, a key of every model, which messages call
+    `anchor_name`. A UserError is raised unless exactly one of them is a known prefix.
     """
     prefixes = sorted({*file_prefixes} & {*known_prefixes})
     if not prefixes:

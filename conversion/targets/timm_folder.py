@@ -74,7 +74,7 @@ def _find_vit_name(config: Any) -> str:
 
 def _find_vit_objections(config: Any, has_head: bool) -> Mapping[str, object]:
     """Name combinations of settings that none of timm's architectures has."""
-    has_own_architecture = _is_hybrid(config) or config.use_distillation_token
+    has_own_architecture = _is_hybrid(config) or config.use_distillation_token  # with the first of `PLAIN`'s settings
     if (config.layer_norm_eps, config.mlp_type) not in (list(PLAIN)[:1] if has_own_architecture else PLAIN):
         return {f"layer_norm_eps={config.layer_norm_eps} with mlp_type={config.mlp_type!r} in one architecture": True}
     if config.norm_type == "rmsnorm" and (has_own_architecture or config.layer_norm_eps != 1e-6):

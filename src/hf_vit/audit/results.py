@@ -103,15 +103,7 @@ def audit_results(
 def _measure_again(
     data_name: str, record: Record, loaded: LoadedModel, data_finder: "DataFinder", batch_size: int
 ) -> Iterator[Finding]:
-    """Repeat the evaluation of a record and yield a finding for each of its numbers.
-
-    Args:
-        data_name: name and split of the data, for the findings.
-        record: an evaluation in facts.json.
-        loaded: the model.
-        data_finder: finds the data set that the record was measured on.
-        batch_size: images per forward pass.
-    """
+    """Repeat the evaluation of a record, and yield a finding with `data_name` for each of its numbers."""
     if record.data is None or record.data.split is None:
         yield Finding(data_name, "not checkable", reason="its record names no data set or no split")
         return
@@ -151,14 +143,7 @@ def _measure_again(
 def _judge(
     name: str, published: float, measured: float, num_images: int, ties: "NearTies | None"
 ) -> tuple[Verdict, str]:
-    """Return the verdict on one number and its reason.
-
-    Args:
-        name: the metric's name in facts.json.
-        published, measured: the two values to compare.
-        num_images: images that were evaluated.
-        ties: near ties of a top-1 evaluation; None for other protocols.
-    """
+    """Return the verdict on the metric `name` in facts.json, and its reason; `ties` is None for all but top-1."""
     if ties is not None and name in ACCURACIES:
         num_changed = abs(round(measured * num_images) - round(published * num_images))
         if not num_changed:

@@ -278,11 +278,7 @@ def _list_record_scores(facts: Facts) -> Iterator[Score]:
 
 
 def _list_repositories(owner: str) -> list[Entry]:
-    """Return the public models of a Hub user from the Hub's metadata, without downloading files.
-
-    Raises:
-        UserError: there is no such user, the user has no public model, or the Hub cannot be reached.
-    """
+    """Return the public models of a Hub user, at least one, from the Hub's metadata, without downloading files."""
     from huggingface_hub import HfApi
 
     expand: Any = ["cardData", "model-index", "evalResults", "safetensors", "config"]

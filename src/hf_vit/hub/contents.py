@@ -329,13 +329,9 @@ def collect_gradio(folder: Path, repo_id: str, **options: Any) -> Contents:
 def _check_contents(
     folder: Path, sources: _Sources, replaced_pattern: re.Pattern[str], handled_names: Iterable[str] = ()
 ) -> Contents:
-    """Return the files as `Contents`, after checking sizes, links and tokens.
+    """Return the files of a folder as `Contents`, after checking sizes, links and tokens.
 
-    Args:
-        folder: the folder that the files come from.
-        sources: path in the repository -> bytes or local file.
-        replaced_pattern: see `Contents`.
-        handled_names: names in the folder that are handled in another way and are not reported as skipped.
+    The names in `handled_names` are not reported as skipped.
     """
     for name, source in sources.items():
         if source == folder / name:

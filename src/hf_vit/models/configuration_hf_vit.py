@@ -240,10 +240,8 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
     def _collect_auto_classes(self, folder: Path, family: type, has_module: dict[str, bool]) -> dict[str, str]:
         """Return the `auto_map` to save: the family's classes, and the folder's classes from other modules.
 
-        Args:
-            folder: where the model is saved.
-            family: the config class that defines `auto_classes`.
-            has_module: for each module of the family, whether its code is in the folder.
+        `family` is the config class that defines `auto_classes`, and `has_module` says for each module of it whether
+        its code is in the folder.
         """
         stored_map: Any = getattr(self, "auto_map", None)
         loaded_map: dict[str, Any] = stored_map if isinstance(stored_map, dict) else {}

@@ -111,14 +111,7 @@ def shorten_names(models: Sequence[str | Path]) -> list[str]:
 
 
 def _write_model(source: str | Path, name: str, folder: Path, output: Path) -> dict[str, Any]:
-    """Export a model into a folder, and return its description for the page.
-
-    Args:
-        source: the model, as `make_page` accepts it.
-        name: its name on the page.
-        folder: folder for its graph.
-        output: the page's output folder, for error messages.
-    """
+    """Export a model into a folder, and return its description for the page; errors name the page's `output`."""
     loaded, processor = open_model(source)
     loaded = loaded.float()  # browsers compute in float32
     if not has_head(loaded) or not type(loaded).__name__.endswith("ForImageClassification"):
