@@ -220,23 +220,21 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
             )
         vit_class: Any = HfViTForImageClassification
         vit = vit_class.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
-        pooling = "map" if vit.config.pooling.startswith("map") else "gap"
-        fields_without_tokens: dict[str, Any] = {
-            "use_class_token": None,
-            "use_distillation_token": False,
-            "num_register_tokens": 0,
+        changed_fields = {
+            "pooling": "map" if vit.config.pooling.startswith("map") else "gap",
+            **{"use_class_token": None, "use_distillation_token": False, "num_register_tokens": 0},
+            **{"rotary_register_base": None, "rotary_periods": None},
         }
-        fields_without_tokens |= {"rotary_register_base": None, "rotary_periods": None}
-        model, vit = cls._from_fields_of(vit, **{"pooling": pooling, **fields_without_tokens, **overrides})
+        model, vit = cls._from_fields_of(vit, **changed_fields | overrides)
         vit_weights = vit.state_dict()
-        num_special_positions = vit.config.num_special_positions
         weights: dict[str, torch.Tensor] = {}
         for name in model.state_dict():
-            vit_key = name.replace(".row.", ".").replace(".column.", ".")
-            num_dropped_rows = num_special_positions if name.endswith("embeddings.position_embeddings") else 0
-            weights[name] = vit_weights[vit_key][:, num_dropped_rows:] if num_dropped_rows else vit_weights[vit_key]
-            if name == "classifier.weight":  # of "token_and_gap" the half that reads the mean
-                weights[name] = weights[name][:, -model.config.pooled_size :]
+            weight = vit_weights[name.replace(".row.", ".").replace(".column.", ".")]
+            if name.endswith("embeddings.position_embeddings"):
+                weight = weight[:, vit.config.num_special_positions :]
+            elif name == "classifier.weight":  # of "token_and_gap" the half that reads the mean
+                weight = weight[:, -model.config.pooled_size :]
+            weights[name] = weight
         model.load_state_dict(copy.deepcopy(weights))
         return model
 

@@ -233,12 +233,11 @@ class HfPublishedMixin:
         model_class: Any = next((base for base in type(self).__mro__ if base.__name__ == name), type(self))
         target, *parents = (f"{base.__module__.rpartition('.')[2]}.{base.__name__}" for base in model_class.__mro__)
         classes: dict[str, str] = dict(getattr(self.config, "auto_classes", {}))
-        auto_classes = {value: key for key, value in reversed(classes.items())}
-        if target in auto_classes:  # a class of the family
+        auto_class_of = {value: key for key, value in reversed(classes.items())}  # the first Auto class counts
+        if target in auto_class_of:  # a class of the family
             return classes
-        auto_class = next(
-            (auto_classes[parent] for parent in parents if parent in auto_classes), model_class._auto_class
-        )
+        parents_in_map = [parent for parent in parents if parent in auto_class_of]
+        auto_class = auto_class_of[parents_in_map[0]] if parents_in_map else model_class._auto_class
         if auto_class is None:
             return classes
         if model_class._auto_class is not None and model_class.__module__ != "__main__":  # registered, with its code
@@ -287,7 +286,8 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
         A module of another kind initializes itself in its method `init_weights`, which runs after its children's.
         """
         if isinstance(module, nn.Linear | nn.Conv2d):
-            (init.xavier_uniform_ if isinstance(module, nn.Linear) else lecun_normal_)(module.weight)
+            initialize = init.xavier_uniform_ if isinstance(module, nn.Linear) else lecun_normal_
+            initialize(module.weight)
             if isinstance(module.bias, nn.Parameter):
                 init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | nn.BatchNorm1d | nn.BatchNorm2d):
