@@ -57,8 +57,10 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
     elif offset:  # a graph would keep the scale of the traced size
         (h, w), (new_h, new_w) = table.shape[:2], new_grid
         is_same = (torch.full((), new_h) == h) & (torch.full((), new_w) == w)  # then the table stays unchanged
-        down = _compute_bicubic_weights(h, new_h, offset, is_same).to(wide)
-        across = _compute_bicubic_weights(w, new_w, offset, is_same).to(wide)
+        same_rows = (torch.arange(new_h)[:, None] == torch.arange(h)).double()
+        same_columns = (torch.arange(new_w)[:, None] == torch.arange(w)).double()
+        down = torch.where(is_same, same_rows, _compute_bicubic_weights(h, new_h, offset)).to(wide)
+        across = torch.where(is_same, same_columns, _compute_bicubic_weights(w, new_w, offset)).to(wide)
         stretched = down @ planes @ across.T
     elif mode.startswith("bicubic") or mode == "bilinear":
         stretched = F.interpolate(planes, size=new_grid, mode=mode.partition("_")[0], antialias=antialias)
@@ -69,12 +71,8 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
     return stretched[0].permute(1, 2, 0).to(table.dtype)
 
 
-def _compute_bicubic_weights(old: int, new: Any, offset: float, is_same: torch.Tensor) -> torch.Tensor:
-    """Return the weights [new, old] of torch's bicubic resize of a side by the scale (new + offset) / old.
-
-    If `is_same` (bool, []), which only the running graph can tell, they are the identity.
-    """
-    identity = torch.arange(new)[:, None] == torch.arange(old)
+def _compute_bicubic_weights(old: int, new: Any, offset: float) -> torch.Tensor:
+    """Return the weights [new, old] of torch's bicubic resize of a side by the scale (new + offset) / old."""
     positions = torch.arange(-2, old + 2, dtype=torch.float64)  # the border is repeated beyond it
     scale = old / (torch.full((), new, dtype=torch.float64) + offset)  # exporters cannot add to a symbolic size
     centers = (torch.arange(new, dtype=torch.float64) + 0.5) * scale
@@ -82,8 +80,7 @@ def _compute_bicubic_weights(old: int, new: Any, offset: float, is_same: torch.T
     near = (1.25 * distance - 2.25) * distance**2 + 1
     far = -0.75 * (((distance - 5) * distance + 8) * distance - 4)
     weights = torch.where(distance <= 1, near, torch.where(distance < 2, far, 0.0))
-    weights = weights @ F.one_hot(positions.long().clamp(0, old - 1), old).double()
-    return torch.where(is_same, identity.double(), weights)
+    return weights @ F.one_hot(positions.long().clamp(0, old - 1), old).double()
 
 
 def resample_position_table(
