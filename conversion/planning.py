@@ -592,7 +592,8 @@ def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, as
         options["pooling"] = "first_patch"  # without a class token, the first token is a patch
     for name, value in options.items():
         is_recorded = name in declared.fields or name not in assumed
-        if is_recorded and (name in fields or name in _NEVER_BY_DEFAULT) and fields.get(name) != value:
+        is_known = is_recorded and (name in fields or name in _NEVER_BY_DEFAULT)
+        if is_known and fields.get(name) != value:
             source = "config.json says" if name in declared.fields else f"checkpoints of {layout.origin.name} have"
             raise UserError(
                 f"{DECLARED[name]} {settings.declared[name]} contradicts the checkpoint: {source} "
