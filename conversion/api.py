@@ -489,7 +489,7 @@ def build_report(plan: Plan, shapes: Shapes) -> str:
         target = {"target": plan.parameter_name(row), "target_shape": row.parameter_shape}
         for key in (row.key, *row.other_keys):
             shape = row.shape if key is None else shapes[key]
-            entry = {"source": key, "shape": shape, "transform": row.transform, **target}
+            entry: dict[str, Any] = {"source": key, "shape": shape, "transform": row.transform, **target}
             if row.resample:
                 entry["resampled"] = asdict(row.resample)
             if row.block is not None:

@@ -132,9 +132,11 @@ class PlanSettings:
     @property
     def declared(self) -> Fields:
         """Return the fields of the config that options set."""
-        values = {name: getattr(self, name) for name in DECLARED}
-        values["norm_after_branches"] = self.norm_after_branches or None  # a flag that is left out is False
-        return {name: value for name, value in values.items() if value is not None}
+        values = (
+            *(self.num_heads, self.hidden_act, self.pooling, self.position_embedding, self.rotary_embedding),
+            self.norm_after_branches or None,  # a flag that is left out is False
+        )
+        return {name: value for name, value in zip(DECLARED, values, strict=True) if value is not None}
 
 
 @dataclass(frozen=True)

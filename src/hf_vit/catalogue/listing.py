@@ -333,10 +333,10 @@ def _list_eval_result_scores(info: "ModelInfo") -> Iterator[Score]:
 def _make_score(data: str, metric: object, value: object, source: object) -> Iterator[Score]:
     """Yield the score if the metric is an accuracy: values above 1 are percents, and plain "accuracy" means top-1."""
     name = _shorten(metric).lower()
-    is_number = isinstance(value, float | int) and not isinstance(value, bool)
-    if "accuracy" in name and is_number and 0 <= value <= 100:
-        fraction = float(value) if value <= 1 else value / 100
-        yield Score(data, TOP1 if name == "accuracy" else name, fraction, _shorten(source or "its card"))
+    if "accuracy" not in name or isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value <= 100:
+        return
+    fraction = float(value) if value <= 1 else value / 100
+    yield Score(data, TOP1 if name == "accuracy" else name, fraction, _shorten(source or "its card"))
 
 
 def _name_data(name: object, split: object) -> str:
@@ -467,12 +467,12 @@ def list_models(
     if family is not None and family not in FAMILIES and not family.isidentifier():
         raise UserError(f"the family '{family}' is unknown; choose from {', '.join(FAMILIES)}")
     places = tuple(dict.fromkeys(places)) or (PAPERS,)
-    model_type = FAMILIES[family].model_type if family in FAMILIES else family
+    model_types = (family, FAMILIES[family].model_type) if family is not None and family in FAMILIES else (family,)
     entries = list[Entry]()
     for entry in (entry for place in places for entry in list_entries(place)):
         if search is not None and search.lower() not in entry.name.lower():
             continue
-        if family is not None and entry.model_type not in (family, model_type):
+        if family is not None and entry.model_type not in model_types:
             continue
         if max_parameters is not None and (entry.parameters is None or entry.parameters > max_parameters):
             continue
