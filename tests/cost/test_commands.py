@@ -210,7 +210,7 @@ def test_a_scaling_law_of_trained_folders(run, tmp_path: Path) -> None:
 def test_scaling_law_refuses_in_one_line(fails, tmp_path: Path) -> None:
     folder, table = trained(tmp_path / "model"), tmp_path / "runs.csv"
     fails(("scaling-law", folder), "1 runs are too few")
-    fails(("scaling-law", tmp_path / "none.csv"), "none.csv", "CSV")
+    fails(("scaling-law", tmp_path / "none.csv"), "none.csv does not exist")
     table.write_text("compute,error\n1,0.5\n2,0.4\n3,0.3\n4,0.2\n0,0.9\n")
     fails(("scaling-law", table), "run 5", "compute of 0")
     fails(("scaling-law", table, "--output", tmp_path / "no" / "law.png"), "does not exist; create it first")
