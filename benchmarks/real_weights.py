@@ -37,6 +37,7 @@ PROBE, CALIBRATION = np.split(np.random.default_rng(0).permutation(50_000)[:7128
 TURNS = 15
 EXPORTS = {
     "int8 by openvino": ("openvino", "static"),
+    "int8 by openvino, dynamic": ("openvino", "dynamic"),
     "int8 by onnxruntime, static": ("onnx", "static"),
     "int8 by onnxruntime, dynamic": ("onnx", "dynamic"),
 }

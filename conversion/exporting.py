@@ -78,7 +78,7 @@ def export(
         preprocessing: include the image processor in the graph (ONNX, OpenVINO), which then takes `images`, uint8
             [B, H, W, 3], RGB of any size.
         decoding: include the image decoder too; the graph takes `file`, the bytes of one JPEG or PNG, uint8 [N].
-        quantize: put dense layers of a graph in int8: "static" or (ONNX) "dynamic".
+        quantize: put dense layers of an ONNX or OpenVINO graph in int8: "dynamic" or "static".
         calibrate: images for it; see `load_data`. The train split sets ranges, the validation split selects the layers
             that stay in float, the test split measures accuracy.
         agreement: share of the test images that must keep the model's class in int8, by default 0.995; recorded.

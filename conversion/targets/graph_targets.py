@@ -43,7 +43,7 @@ from hf_vit.conversion.targets.target import OutgoingModel, Target
 from hf_vit.data.transforms import keeps_shapes, refuse_own_shapes
 from hf_vit.errors import UserError
 from hf_vit.families import get_problem_type
-from hf_vit.writing import diagnose_write_failure
+from hf_vit.writing import diagnose_write_failure, make_scratch_folder
 
 LARGEST_BATCH = 64  # an ExecuTorch program plans its memory for this batch size
 
@@ -148,7 +148,9 @@ class OpenVinoGraph(_GraphTarget):
 
         OnnxGraph().write(outgoing)
         file = outgoing.folder / ONNXRUNTIME.file
-        graph = openvino.convert_model(file)
+        with make_scratch_folder("export") as scratch:  # as OpenVINO splits paths at commas
+            (scratch / "folder").symlink_to(outgoing.folder.absolute())
+            graph = openvino.convert_model(scratch / "folder" / file.name)
         with diagnose_write_failure(file):
             openvino.save_model(graph, outgoing.folder / OPENVINO.file, compress_to_fp16=False)
         del graph  # it keeps the file open

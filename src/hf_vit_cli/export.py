@@ -30,7 +30,7 @@ def export(
         False, "onnx: include the image decoder, so that the graph takes the bytes of a JPEG or PNG file.", "--decoding"
     ),
     quantize: str | None = opt(
-        None, "Quantize dense layers to int8: static (onnx, openvino) or dynamic (onnx).", metavar="MODE"
+        None, "onnx, openvino: quantize dense layers to int8: dynamic or static.", metavar="MODE"
     ),
     calibrate: str | None = opt(
         None,

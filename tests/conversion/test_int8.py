@@ -76,7 +76,11 @@ SLOW = (
 )  # fmt: skip
 
 
-CASES = (("onnx", "static", "--static"), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW))
+CASES = (
+    ("onnx", "static", "--static"),
+    ("openvino", "dynamic", "--static"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+)
 
 
 @pytest.mark.parametrize(("to", "mode", "more"), CASES)
@@ -90,6 +94,7 @@ def test_what_the_certificate_says_of_int8(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Agreement and accuracy, measured again with both models; int8 weights; temporary files lie beside the output."""
+    output = tmp_path / "int8, again"
     folders, make, before = list[str](), tempfile.mkdtemp, tempfile.tempdir
 
     def watched(*arguments: Any, **named: Any) -> str:
@@ -98,15 +103,15 @@ def test_what_the_certificate_says_of_int8(
 
     monkeypatch.setattr(tempfile, "mkdtemp", watched)
     words = ("--to", to, "--quantize", mode, "--calibrate", places["data"], more)
-    code, told, _ = command("export", places["model"], tmp_path / "out", *words)
+    code, told, _ = command("export", places["model"], output, *words)
     monkeypatch.undo()
     assert code == 0
     assert folders or to == "openvino"
     assert [folder for folder in folders if not Path(folder).is_relative_to(tmp_path)] == []
     assert tempfile.tempdir == before
-    certificate = json.loads((tmp_path / "out" / "export.json").read_text())
+    certificate = json.loads((output / "export.json").read_text())
     said = certificate["quantization"]
-    graph, model = load_model(tmp_path / "out"), load_model(places["model"], "cpu")
+    graph, model = load_model(output), load_model(places["model"], "cpu")
     files = [(path, COLOURS.index(path.parent.name)) for path in sorted((places["data"] / "test").rglob("*.png"))]
     images = [Image.open(path).convert("RGB") for path, _ in files]
     with torch.no_grad():
@@ -120,12 +125,12 @@ def test_what_the_certificate_says_of_int8(
     assert said["float_accuracy"] > 0.9
     assert f"{said['agreement']:.2%} of 210 held-out images get the model's class" in told
     assert 1e-4 < float((ours - theirs).norm() / ours.norm()) < 0.15
-    assert int8_weights(tmp_path / "out")
+    assert int8_weights(output)
     assert certificate["takes"] == {"--preprocessing": "images", "--decoding": "file"}.get(more, "pixel_values")
     checked = {(check["pixels"], check["compares"]) for check in certificate["checks"]}
     of_images = {("noise of 8 bits", "results"), ("photograph", "preprocessed")}
     assert checked == (of_images if more != "--static" else {("noise", "results")})
-    verify(tmp_path / "out")
+    verify(output)
 
 
 def test_a_name_of_two_classes_judges_no_accuracy():
@@ -325,8 +330,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nothing to do": ({"to": "onnx", "calibrate": "DATA"}, "--calibrate is only used with --quantize; add --quantize"),
     "no such mode": ({"to": "onnx", "quantize": "int4", "calibrate": "DATA"},
         "--quantize int4 cannot be combined with --to onnx; use --quantize dynamic or"),
-    "not of this target": ({"to": "openvino", "quantize": "dynamic", "calibrate": "DATA"},
-        "--quantize dynamic cannot be combined with --to openvino; use --quantize static"),
+    "not of this target": ({"to": "openvino", "quantize": "int4", "calibrate": "DATA"},
+        "--quantize int4 cannot be combined with --to openvino; use --quantize dynamic or --quantize static"),
     "another target": ({"to": "timm", "quantize": "static"}, "--quantize cannot be combined with --to timm; leave it"),
     "too few": ({"to": "onnx", "quantize": "static", "calibrate": "FEW"},
         r"FEW has \d+ training and \d+ test images, but int8 needs at least 64"),

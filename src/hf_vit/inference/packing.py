@@ -87,7 +87,8 @@ def pack(module: nn.Module, in_int8: bool = False) -> nn.Module:
         is_half = getattr(qkv, "computed_in", None) == torch.bfloat16
         # q must keep the dtype of the tables, or of the norm's weights
         keeps_dtype = module.config.position_embedding.startswith("relative") or module.config.use_qk_norm
-        attends = (is_quantized or is_half) and attend_by_products(module)
+        # bfloat16 attention changes more answers than int8 layers that were calibrated
+        attends = (is_half or (is_quantized and not qkv.is_calibrated)) and attend_by_products(module)
         if attends and is_quantized and not keeps_dtype:
             qkv.outputs_dtype = torch.bfloat16
     return module
@@ -204,7 +205,8 @@ class QuantizedDense(Merged):
 
     Weights are quantized once, per output channel; inputs in every pass. Where a residual is added, each token has its
     own range, as a few tokens of pretrained models have values many times as large as those of the others; this takes
-    no longer. Elsewhere, where oneDNN adds bias and GELU faster, the range is that of the batch.
+    no longer. Elsewhere, where oneDNN adds bias and GELU faster, the range is that of the batch, but for a calibrated
+    layer without GELU.
     """
 
     reads_gelu = False  # whether inputs come from a GELU, which has hardly any negative values
@@ -213,6 +215,7 @@ class QuantizedDense(Merged):
     def __init__(self, dense: Dense) -> None:
         super().__init__()
         self.approximate = dense.approximate
+        self.is_calibrated = dense.inputs is not None
         weight = dense.merged_weight.float()
         levels = 64 if sums_int8_in_16_bits() else 127  # 2 * 255 * 64 fits into 16 bits
         self.weight_scales = weight.abs().amax(dim=1).clamp(min=1e-12) / levels
@@ -232,14 +235,15 @@ class QuantizedDense(Merged):
         if not values.numel():
             return values.new_empty(shape, dtype=dtype)
         weight = (self.packed_weight, self.weight_scales, self.weight_zeros)
-        if residual is not None:
+        if residual is not None or (self.is_calibrated and self.approximate is None):
             scales, zero = self._compute_token_scales(values)
             rounded = (values * scales.reciprocal()).add_(_ROUNDING + zero)
             quantized = rounded.view(torch.int32).to(torch.uint8)
             outputs = _INT8_LINEAR(quantized, 1.0, zero, *weight, None, 1.0, 0, torch.float32, "none", [], "")
             outputs.mul_(scales)  # in place, as another tensor of this size takes longer
             outputs = outputs if self.packed_bias is None else outputs.add_(self.packed_bias)
-            return outputs.add_(residual.float().reshape(outputs.shape)).to(dtype).view(shape)
+            outputs = outputs if residual is None else outputs.add_(residual.float().reshape(outputs.shape))
+            return outputs.to(dtype).view(shape)
         low, high = torch.aminmax(values)
         lowest = min(float(low), 0.0)
         span = max(float(high), 0.0) - lowest
