@@ -234,6 +234,16 @@ def test_what_breaks_answers_stays_in_float():
 
     assert choose_float_parts(one_changed, lambda given: given.pixels, parts, lenient) == {}
     assert list(choose_float_parts(one_changed, lambda given: given.pixels, parts, data)) == ["d"]
+    # No part makes up for it: without margin, but with the share that is required, the best is kept, quantized last.
+    quantized = list[int]()
+
+    def always_changed(layers: Any, _: torch.Tensor) -> Any:
+        quantized.append(len(layers))
+        return one_changed(["d.0"], _)
+
+    enough = replace(data, agreement=0.989)
+    assert choose_float_parts(always_changed, lambda given: given.pixels, parts, enough) == {}
+    assert quantized[-1] == 8
 
 
 def test_the_share_that_stays_is_foretold_better_than_counted():

@@ -1,8 +1,9 @@
 """Quantize a certified graph to int8 with the runtime's own quantizer, and measure the result on held-out images.
 
 First all dense layers are quantized. If too many answers change, every part (an attention, an MLP, a head) is quantized
-alone, and the parts that change the logits most stay in float: one, two, four and so on. On processors without VNNI
-weights use half of their range, so that sums cannot saturate.
+alone, and the parts that change the logits most stay in float: one, two, four and so on. If that leaves no margin for
+chance, but enough answers on the choosing images, the held-out images decide. On processors without VNNI weights use
+half of their range, so that sums cannot saturate.
 """
 
 import math
@@ -90,7 +91,7 @@ class Calibration:
 
     def describe_remedy(self, choosing: float = 1.0, judging: float = 1.0, lost: float = 0.0) -> str:
         """Return the option that would accept these measured shares and this lost accuracy, in words."""
-        changed = max((1 - choosing) / _CHANGED_WHEN_CHOOSING, 1 - judging, lost / _LOST_ACCURACY)
+        changed = max(1 - choosing, 1 - judging, lost / _LOST_ACCURACY)
         accepted = math.floor(100 * (1 - changed)) / 100
         return f"accept it with --agreement {accepted:g}, " if accepted > 0 else ""
 
@@ -186,7 +187,8 @@ def choose_float_parts(
 ) -> dict[str, float]:
     """Find how few parts must stay in float so that enough images keep their class; try 0, 1, 2, 4, ... parts.
 
-    The parts that change the logits most when they are quantized alone stay in float first.
+    The parts that change the logits most when they are quantized alone stay in float first. What `quantize` wrote last
+    is the result.
 
     Args:
         quantize: quantizes the given layers, with ranges from the given images, and returns the graph as a function.
@@ -201,7 +203,15 @@ def choose_float_parts(
     ranking_images = data.ranging.first(RANKING)
     relative_changes: dict[str, float] = {}
     parts_by_change: list[str] = []
-    num_float_parts = agreement = 0
+    agreements: dict[int, float] = {}  # number of parts in float -> estimated share of unchanged answers
+
+    def quantize_others(num_float_parts: int) -> RunGraph:
+        """Quantize all but so many parts."""
+        in_float = parts_by_change[:num_float_parts]
+        layers = [layer for part, own in parts.items() if part not in in_float for layer in own]
+        return quantize(layers, data.ranging)
+
+    num_float_parts = 0
     while num_float_parts <= len(parts) // 2:
         if num_float_parts == 1:  # the parts need an order only if quantizing all of them failed
             float_logits = run_float_graph(ranking_images)
@@ -209,15 +219,19 @@ def choose_float_parts(
                 logits = quantize(layers, ranking_images)(ranking_images)
                 relative_changes[part] = float((logits - float_logits).norm() / float_logits.norm())
             parts_by_change = sorted(parts, key=lambda part: -relative_changes[part])
-        in_float = parts_by_change[:num_float_parts]
-        quantized_layers = [layer for part, layers in parts.items() if part not in in_float for layer in layers]
-        agreement = estimate_agreement(expected_logits, quantize(quantized_layers, data.ranging)(data.choosing))
+        agreement = estimate_agreement(expected_logits, quantize_others(num_float_parts)(data.choosing))
+        agreements[num_float_parts] = agreement
         if agreement >= data.choosing_agreement:
-            return {part: relative_changes[part] for part in in_float}
+            break
         num_float_parts = 2 * num_float_parts or 1
-    raise UserError(
-        f"in int8 only {agreement:.2%} of {len(data.choosing)} images keep their class, even with half of "
-        f"the model's {len(parts)} parts in float, but {data.choosing_agreement:.2%} are required, so nothing "
-        f"was written; {data.describe_remedy(choosing=agreement)}give other images with --calibrate, "
-        "or leave --quantize out"
-    )
+    else:  # even half of the parts in float leave no margin
+        num_float_parts = max(agreements, key=lambda number: agreements[number])
+        if agreements[num_float_parts] < data.agreement:
+            raise UserError(
+                f"in int8 only {agreements[num_float_parts]:.2%} of {len(data.choosing)} images keep their class, even "
+                f"with half of the model's {len(parts)} parts in float, but {data.agreement:.2%} are required, so "
+                f"nothing was written; {data.describe_remedy(choosing=agreements[num_float_parts])}give other images "
+                "with --calibrate, or leave --quantize out"
+            )
+        quantize_others(num_float_parts)
+    return {part: relative_changes[part] for part in parts_by_change[:num_float_parts]}
