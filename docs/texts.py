@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SEED = 20261205  # of the draw
+SEED = 20261207  # of the draw
 # Calls whose arguments a user reads: help, messages, log lines.
 CALLS = {"opt", "arg", "setting", "echo", "print", "print_safely", "report", "say"}
 CALLS |= {"warn", "warning", "info", "fail", "append"}
