@@ -148,9 +148,12 @@ class OpenVinoGraph(_GraphTarget):
 
         OnnxGraph().write(outgoing)
         file = outgoing.folder / ONNXRUNTIME.file
-        with make_scratch_folder("export") as scratch:  # as OpenVINO splits paths at commas
-            (scratch / "folder").symlink_to(outgoing.folder.absolute())
-            graph = openvino.convert_model(scratch / "folder" / file.name)
+        if "," not in str(file):
+            graph = openvino.convert_model(file)
+        else:  # OpenVINO splits paths at commas
+            with make_scratch_folder("export") as scratch:
+                (scratch / "folder").symlink_to(outgoing.folder.absolute())
+                graph = openvino.convert_model(scratch / "folder" / file.name)
         with diagnose_write_failure(file):
             openvino.save_model(graph, outgoing.folder / OPENVINO.file, compress_to_fp16=False)
         del graph  # it keeps the file open

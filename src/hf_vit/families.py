@@ -293,11 +293,12 @@ def refuse_own_class(config: Mapping[str, Any], name: str) -> None:
 
 
 def _find_class(model_class: Any, source: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the class that an Auto class should load, and the options: the checkpoint's own class, if its code is
-    trusted.
+    """Return the class that an Auto class should load, and the options with that class's config.
 
-    Where hf_vit is imported, transformers would use the package's class in place of the checkpoint's. Only Auto classes
-    pass `trust_remote_code`, which tells them from other callers.
+    This is the checkpoint's own class if its code is trusted; its code is loaded, and the class is registered to be
+    saved with its code again. Otherwise a warning tells that another class is loaded. Where hf_vit is imported,
+    transformers would use the package's class in place of the checkpoint's. Only Auto classes pass `trust_remote_code`,
+    which tells them from other callers.
     """
     config: Any = options.get("config")
     if config is None or source is None or "trust_remote_code" not in options or model_class not in _AUTO_CLASS_OF:
@@ -306,20 +307,20 @@ def _find_class(model_class: Any, source: Any, options: dict[str, Any]) -> tuple
     custom_class = find_own_class(fields, model_class)
     if custom_class is None:
         return model_class, options
-    if not options.get("trust_remote_code") or "." not in custom_class:
-        has_code = "." in custom_class
+    has_code = "." in custom_class  # "module.Class" of `auto_map`
+    if not options.get("trust_remote_code") or not has_code:
         remedy = "pass trust_remote_code=True to load its own class" if has_code else "it was saved without its code"
         warnings.warn(
             f"{source} was saved by {custom_class} but is loaded as {model_class.__name__}, whose outputs may differ; "
             f"{remedy}",
             UserWarning,
-            stacklevel=4,
+            stacklevel=4,  # the caller of from_pretrained
         )
         return model_class, options
     hub_options = {name: options[name] for name in HUB_KEYS if name in options}
     loaded_class = get_class_from_dynamic_module(custom_class, source, **hub_options)
     loaded_class.register_for_auto_class(_AUTO_CLASS_OF[model_class])
-    if loaded_class.config_class.__name__ != type(config).__name__:
+    if loaded_class.config_class.__name__ != type(config).__name__:  # the own class has a config of its own
         stored_config, _ = loaded_class.config_class.get_config_dict(source, **hub_options)
         config = loaded_class.config_class.from_dict({**stored_config, **config.to_dict()}, name_or_path=str(source))
     return loaded_class, {**options, "config": config}

@@ -242,6 +242,7 @@ CONFIG, WEIGHTS, PROCESSOR = "config.json", "model.safetensors", "preprocessor_c
         (CONFIG, None, r"because it has no config\.json; give a folder"),
         (CONFIG, "{", r"config\.json of .* cannot be read: it is not valid JSON"),
         (CONFIG, "{}", "cannot be read as a model"),
+        (CONFIG, "{}" + 2**25 * " ", r"^config\.json of \S+ has 33,554,434 bytes, but hf_vit reads at most 33,554,432"),
         (CONFIG, {"model_type": "perceptron"}, "cannot be read as a model: .*perceptron"),
         (CONFIG, '{"model_type": "hf_vit", "image_size": 8, "patch_size": 9}', "image_size=8 does not fit patch"),
         (CONFIG, {"hidden_size": 32}, r"do not fit its config\.json: their shapes differ"),

@@ -307,6 +307,16 @@ def test_where_it_was_measured_to_be_faster(known, quantize, dtype, is_used, pro
     assert (fast(images).logits - model(images).logits).norm() < 0.15 * model(images).logits.norm()
 
 
+@torch.no_grad()
+def test_calibrated_int8_keeps_attention_in_the_dtype_of_the_model(products: list[int]):
+    for dtype, is_used in ((torch.float32, False), (torch.bfloat16, True)):
+        products.clear()
+        model = FAMILIES["plain"].build("classification", dtype=dtype).eval()
+        images = FAMILIES["plain"].images(model.config, dtype=dtype)
+        hf_vit.optimize_for_inference(model, engine="torch", quantize="int8", calibrate=images)(images)
+        assert bool(products) == is_used, dtype
+
+
 @pytest.mark.parametrize(
     ("choices", "implementation", "dtype", "asked"),
     [

@@ -93,7 +93,7 @@ class Quantization(BaseModel):
     """The layers in int8, and their effect on held-out images (of the test split).
 
     Attributes:
-        mode: what sets the ranges of inputs: calibration images ("static"), or every batch ("dynamic").
+        mode: what sets the ranges of inputs: calibration images ("static"), or the inputs of every pass ("dynamic").
         calibration_images: number of images that set the ranges and chose the parts in float.
         agreement: share of held-out images whose most likely class is the model's.
         required_agreement: the share that was required.

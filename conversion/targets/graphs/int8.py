@@ -2,8 +2,8 @@
 
 First all dense layers are quantized. If too many answers change, every part (an attention, an MLP, a head) is quantized
 alone, and the parts that change the logits most stay in float: one, two, four and so on. If that leaves no margin for
-chance, but enough answers on the choosing images, the held-out images decide. On processors without VNNI weights use
-half of their range, so that sums cannot saturate.
+chance, but enough answers on the choosing images, the held-out images decide. On processors without VNNI weights of
+ONNX Runtime and of static graphs use half of their range, so that sums cannot saturate.
 """
 
 import math
@@ -233,5 +233,6 @@ def choose_float_parts(
                 f"nothing was written; {data.describe_remedy(choosing=agreements[num_float_parts])}give other images "
                 "with --calibrate, or leave --quantize out"
             )
-        quantize_others(num_float_parts)
+        if num_float_parts != list(agreements)[-1]:
+            quantize_others(num_float_parts)
     return {part: relative_changes[part] for part in parts_by_change[:num_float_parts]}

@@ -188,8 +188,8 @@ def _parse_class_number(content: bytes) -> int:
     text = content.decode("utf-8", "backslashreplace").strip()
     if not re.fullmatch("0|-?[1-9][0-9]{0,17}", text):
         raise UserError(
-            f"a .cls file holds {text!r:.40}, which is not a class number; write class names into .txt files "
-            "instead, and give --label-column txt"
+            f"a .cls file holds {text!r:.40}, which is not a class number such as 0 or 12; write it without leading "
+            "zeros, or write class names into .txt files instead, and give --label-column txt"
         )
     return int(text)
 

@@ -106,6 +106,7 @@ class Scenes:
         key = make_random_keys(self.seed, SPLIT_NUMBERS[split], np.asarray([number], dtype=np.uint64))
         draws = draw_uniforms(key, _BACKGROUND_DRAWS + _ATTEMPTS[self.clutter] * _DRAWS)[0].tolist()
         image = _draw_background(split, draws[:_BACKGROUND_DRAWS], size)
+        # The background's first draw also sets the number of shapes.
         shape_count = 1 + int(draws[0] * _MAX_SHAPES[self.clutter])
         instances = np.zeros((size, size), dtype=np.uint8)
         shapes: list[int] = []
@@ -115,7 +116,7 @@ class Scenes:
             shape = int(shape_draws[0] * len(SHAPES))
             mask, across, down = _place_shape(SHAPES[shape], shape_draws, size, self.clutter)
             new_instances = np.where(mask, len(shapes) + 1, instances)
-            visible_areas = [int(np.count_nonzero(new_instances == number)) for number in range(1, 1 + len(shapes))]
+            visible_areas = [int(np.count_nonzero(new_instances == 1 + index)) for index in range(len(shapes))]
             least_areas = [_VISIBLE_SHARE[self.clutter] * area for area in areas]
             if any(visible < least for visible, least in zip(visible_areas, least_areas, strict=True)):
                 continue  # it would hide too much of an earlier shape

@@ -92,9 +92,7 @@ class ImageTables:
         num_turned = sum(scan.is_turned for images in scans.values() for scan in images)
         if num_turned:
             share = "1 image was" if num_turned == 1 else f"{num_turned:,} images were"
-            self.notes.append(
-                f"{share} rotated as their EXIF orientation says; annotations of the unrotated images do not fit"
-            )
+            self.notes.append(f"{share} rotated as the EXIF orientation says; annotations must fit the rotated images")
 
 
 @dataclass

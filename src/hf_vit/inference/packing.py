@@ -87,9 +87,8 @@ def pack(module: nn.Module, in_int8: bool = False) -> nn.Module:
         is_half = getattr(qkv, "computed_in", None) == torch.bfloat16
         # q must keep the dtype of the tables, or of the norm's weights
         keeps_dtype = module.config.position_embedding.startswith("relative") or module.config.use_qk_norm
-        # bfloat16 attention changes more answers than int8 layers that were calibrated
-        attends = (is_half or (is_quantized and not qkv.is_calibrated)) and attend_by_products(module)
-        if attends and is_quantized and not keeps_dtype:
+        attends = (is_half or is_quantized) and attend_by_products(module)
+        if attends and is_quantized and not (keeps_dtype or qkv.is_calibrated):
             qkv.outputs_dtype = torch.bfloat16
     return module
 
@@ -281,9 +280,11 @@ class ProductAttention(FusedAttention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute attention by products if nothing is masked and they are faster for this size, else as loaded."""
         pairs_per_image = query.shape[1] * query.shape[2] * key.shape[2]
+        # In float32 models bfloat16 attention changes more answers than int8 layers that were calibrated.
+        keeps_dtype = getattr(self.qkv, "is_calibrated", False) and query.dtype != torch.bfloat16
         needs_mask = mask is not None or self.is_causal or "position_bias" in kwargs
         has_suitable_size = pairs_per_image <= _MOST_PAIRS and len(query) * pairs_per_image >= _FEWEST_PAIRS
-        if needs_mask or self.config._attn_implementation != "sdpa" or not has_suitable_size:
+        if keeps_dtype or needs_mask or self.config._attn_implementation != "sdpa" or not has_suitable_size:
             return super().interface(query, key, value, mask, **kwargs)
         images_per_portion = max(_PORTION // pairs_per_image, 1)
         portions = zip(*(tensor.bfloat16().split(images_per_portion) for tensor in (query, key, value)), strict=True)

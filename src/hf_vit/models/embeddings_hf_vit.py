@@ -233,10 +233,11 @@ def draw_moves(config: HfViTBaseConfig, like: torch.Tensor) -> list[torch.Tensor
 def compute_angles(
     config: HfViTBaseConfig, coordinates: torch.Tensor, base: float, periods: Any = None
 ) -> torch.Tensor:
-    """Return the angles [.., N, K/2] of coordinates [.., N, axes], those of the first axis first.
+    """Return the angles [.., N, K/2] of coordinates [.., N, axes], those of the first axis first (K: head size).
 
     Args:
-        base: of the periods, if `periods` are None.
+        base: base of the geometric periods; unused if `periods` are given.
+        periods: the periods of an axis, K/2/axes numbers.
     """
     count = config.hidden_size // config.num_attention_heads // (2 * config.num_rotary_axes)
     if periods is None:

@@ -230,6 +230,8 @@ def read_json_object(path: Path, name: str) -> dict[str, Any]:
                 "model's own file"
             )
         content: Any = json.loads(path.read_bytes())
+    except UserError:  # a ValueError too
+        raise
     except (OSError, ValueError, RecursionError) as error:
         reason = f"it is not valid JSON: {get_first_line(error):.120}"
         raise UserError(
