@@ -36,7 +36,11 @@ def compare(
     probe: bool = opt(
         False, "Fit a linear probe for models whose head does not have the classes of the data.", "--probe"
     ),
-    corruption: list[str] | None = opt(None, "Kind of corruption to apply; repeat for more. Default: four kinds."),
+    corruption: list[str] | None = opt(
+        None,
+        "Kind of corruption to apply; repeat for more. Default: gaussian_noise, defocus_blur, contrast and "
+        "jpeg_compression.",
+    ),
     severity: int = opt(3, "Severity of the corruptions, 1 (weak) to 5 (strong).", min=1, max=5),
     epsilon: list[float] | None = opt(
         None, "FGSM attack: largest change of a pixel in units of 1/255; repeat for more. Default: 1 and 4."

@@ -30,7 +30,7 @@ def evaluate(
         show_default=False,
     ),
     output: Path | None = opt(
-        None, "Folder for metrics and plots. Default: plots are saved in the model's folder.", file_okay=False
+        None, "Folder for metrics and plots. Default: the model's folder, metrics in facts.json.", file_okay=False
     ),
     num_images: int | None = opt(None, "Evaluate on this many randomly drawn images. Default: all.", min=1),
     shots: list[int] | None = opt(None, "few-shot: training images per class; repeat for more."),

@@ -408,6 +408,7 @@ def test_a_training_takes_the_size_of_the_checkpoint_s_processor(command, tiny_c
     source = find_model(str(model))
     (note,) = choose_image_size(source, (10, 10), None)[1]
     assert note.startswith("images of 10x10 px do not divide into whole patches of 4x4 px")
+    assert choose_image_size(source, [8, 8], None) == ((8, 8), [])
     assert choose_image_size(source, None, (15, 18)) == (
         (12, 16),
         ["the recipe's images of 15x18 px become 12x16 px, whole patches of 4x4 px"],

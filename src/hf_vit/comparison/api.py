@@ -413,10 +413,11 @@ def compare(
                 data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns, check=False)
             if data.readers:
                 raise UserError(f"'{data.name}' is a stream, which cannot be read twice; leave --streaming out")
-            all_inputs: list[ComparisonInputs] = []
-            for model in loaded:
-                classifier = choose_classifier(model, data, probe)
-                all_inputs.append(describe_inputs(model, classifier, data, split, settings, size))
+            classifiers = [choose_classifier(model, data, probe) for model in loaded]
+            all_inputs = [
+                describe_inputs(model, classifier, data, split, settings, size)
+                for model, classifier in zip(loaded, classifiers, strict=True)
+            ]
             for model, inputs in zip(loaded, all_inputs, strict=True):
                 check_measurable(model, inputs, data, settings)
             lock.enter_context(_claim_folder(folder))

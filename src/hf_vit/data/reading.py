@@ -229,10 +229,13 @@ def _check_files(source: DataSource) -> list[tuple[str, Any]]:
     schemas: list[tuple[str, Any]] = []
     for name, path in source.name_files():
         refuse_pointer(path, f"the file {name} of '{source.name}'")
+        columns: list[str] = []
         try:
             with path.open("rb") as file:
                 if source.kind == "parquet":
-                    schemas.append((name, parquet.read_schema(file)))
+                    schema = parquet.read_schema(file)
+                    schemas.append((name, schema))
+                    columns = schema.names
                 else:
                     _check_tar(file, is_compressed=path.suffix != ".tar")
         except Exception as error:  # pyarrow, tarfile and gzip each raise their own
@@ -240,8 +243,7 @@ def _check_files(source: DataSource) -> list[tuple[str, Any]]:
                 f"'{source.name}' cannot be read as {source.kind}, because {name} is damaged "
                 f"({_shorten(error):.120}); restore or remove this file"
             ) from error
-    for name, schema in schemas:
-        duplicates = [column for column, count in Counter(schema.names).items() if count > 1]
+        duplicates = [column for column, count in Counter(columns).items() if count > 1]
         if duplicates:
             raise UserError(f"{name} of '{source.name}' has the column '{duplicates[0]}' twice; rename one of the two")
     return schemas

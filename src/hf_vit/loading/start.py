@@ -228,7 +228,7 @@ def choose_image_size(
     stride = source.config.patch_stride
     nominal = as_pair(source.config.image_size)
     prepared = _find_prepared_size(source)
-    size = requested or recommended or prepared or nominal
+    size = as_pair(requested or recommended or prepared or nominal)
     notes: list[str] = []
     family = find_family(source.config.model_type)
     is_patched = family is not None and family.is_vit

@@ -554,24 +554,24 @@ def find_last_complete(work: Path) -> Path | None:
 def is_complete(checkpoint: Path) -> bool:
     """Return whether all files of a checkpoint exist and none is truncated."""
     num_processes = (read_run(checkpoint.parent) or {}).get("world_size", 1)
-    random_states = list(checkpoint.glob("rng_state*.pth"))
-    # Of sharded weights "optimizer.bin" is the full optimizer, and "optimizer_0" has its shards.
-    optimizers = [checkpoint / name for name in _OPTIMIZERS if (checkpoint / name).exists()]
-    sharded_weights = list(checkpoint.glob("pytorch_model_fsdp_?"))
-    sharded_optimizers = list(checkpoint.glob("optimizer_?"))
-    weights = list(checkpoint.glob("*.safetensors"))
-    has_all = bool(weights or sharded_weights) and bool(optimizers or sharded_optimizers)
-    if not has_all or len(random_states) != num_processes:
-        return False
-    archives = [path for name in _ARCHIVES for path in checkpoint.glob(name)]
     try:
         # The Trainer writes its state last, except for files of other processes.
         state: Any = read_state(checkpoint)
         json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        random_states = list(checkpoint.glob("rng_state*.pth"))
+        # Of sharded weights "optimizer.bin" is the full optimizer, and "optimizer_0" has its shards.
+        optimizers = [checkpoint / name for name in _OPTIMIZERS if (checkpoint / name).exists()]
+        sharded_weights = list(checkpoint.glob("pytorch_model_fsdp_?"))
+        sharded_optimizers = list(checkpoint.glob("optimizer_?"))
+        weights = list(checkpoint.glob("*.safetensors"))
+        has_all = bool(weights or sharded_weights) and bool(optimizers or sharded_optimizers)
+        if not has_all or len(random_states) != num_processes:
+            return False
         for path in weights:
             with safe_open(path, framework="pt") as file:  # checks the length of the file, which the header contains
                 if not file.keys():
                     return False
+        archives = [path for name in _ARCHIVES for path in checkpoint.glob(name)]
         # Archives have their directory at the end, and folders of sharded weights get their metadata last.
         return (
             isinstance(state, dict)

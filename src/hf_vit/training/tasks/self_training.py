@@ -147,10 +147,10 @@ class SelfTraining(TaughtTask):
         active = find_active_settings(recipe, tuple(_TURNED_OFF))
         if active:
             values = ", ".join(f"{name} {value}" for name, value in active.items())
-            raise UserError(
-                f"pseudo-labels do not work with {values} of the recipe {recipe.name}; add "
-                f"{' '.join(map(_TURNED_OFF.__getitem__, active))}, or use --recipe {self.options.kind}"
-            )
+            remedy = f"use --recipe {self.options.kind}"
+            if recipe.bce_threshold is None:  # else --loss ce alone is refused
+                remedy = f"add {' '.join(map(_TURNED_OFF.__getitem__, active))}, or {remedy}"
+            raise UserError(f"pseudo-labels do not work with {values} of the recipe {recipe.name}; {remedy}")
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         """Build the student, and on the first call read the unlabeled images that are not in other splits."""

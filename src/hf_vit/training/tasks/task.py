@@ -401,8 +401,8 @@ class PretextTask(Task[PretrainResult]):
         if active:
             names = [f"loss {recipe.loss}" if name == "loss" else name for name in active]
             raise UserError(
-                f"hf-vit pretrain does not support {', '.join(names)} of the recipe {recipe.name}; choose "
-                f"another --recipe, such as {self.recipe}"
+                f"hf-vit pretrain does not support {', '.join(names)} of the recipe {recipe.name}; leave "
+                f"these settings out, or choose another --recipe, such as {self.recipe}"
             )
 
     def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> PretrainResult:
