@@ -129,6 +129,17 @@ def test_resume_with_other_settings_is_refused(train, short, killed):
         train(killed(short, "again", lost=0), resume=True, changes=SHORT | dict(learning_rate=0.1), seed=1)
 
 
+def test_a_run_of_a_version_without_an_option_has_its_default(train, short, killed):
+    output = killed(short, "again", lost=0)
+    run = output / "checkpoints" / "run.json"
+    settings = json.loads(run.read_text())
+    assert settings.pop("tuned_blocks") == 2
+    run.write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=r"but tuned_blocks was 2 and is now 1; give"):
+        train(output, resume=True, changes=SHORT | dict(tuned_blocks=1))
+    assert_same(train(output, resume=True, changes=SHORT), short)
+
+
 def test_unfinished_and_finished_runs_are_not_overwritten(train, short, killed):
     """What --resume makes of a finished one is in test_output.py."""
     with pytest.raises(UserError, match="unfinished run; add --resume"):

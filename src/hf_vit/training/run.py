@@ -17,7 +17,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,6 +73,7 @@ from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import import_timm_optim
 from hf_vit.training.trainer.sharing import check_before
 from hf_vit.writing import cache_folder, remove_leftovers, write_atomically
+from hf_vit_settings import Recipe
 
 ReportLine = Callable[[str], None]
 
@@ -371,9 +372,16 @@ def record_run(run: Run) -> None:
         if 0 < len(run.data.files) <= _MOST_FILES:  # for the names of changed files in a later error
             write_atomically(run.work / _FILES_NAME, json.dumps(run.data.files, indent=1, sort_keys=True) + "\n")
         return
+    # A run of an earlier version lacks newer options, which leave everything as it was by default.
+    defaults = {
+        field.name: list(field.default) if isinstance(field.default, tuple) else field.default
+        for settings_class in (Recipe, AugmentationConfig)
+        for field in fields(settings_class)
+        if field.default is not MISSING
+    }
     different = []
     for name in sorted({*old_settings, *settings}):
-        old, new = old_settings.get(name, "(not set)"), settings.get(name, "(not set)")
+        old, new = {**defaults, **old_settings}.get(name, "(not set)"), settings.get(name, "(not set)")
         if old != new:
             different.append(f"{name} was {old} and is now {new}")
     if not different:
