@@ -226,11 +226,12 @@ def choose_float_parts(
         num_float_parts = 2 * num_float_parts or 1
     else:  # even half of the parts in float leave no margin
         num_float_parts = max(agreements, key=lambda number: agreements[number])
-        if agreements[num_float_parts] < data.agreement:
+        best_agreement = agreements[num_float_parts]
+        if best_agreement < data.agreement:
             raise UserError(
-                f"in int8 only {agreements[num_float_parts]:.2%} of {len(data.choosing)} images keep their class, even "
+                f"in int8 only {best_agreement:.2%} of {len(data.choosing)} images keep their class, even "
                 f"with half of the model's {len(parts)} parts in float, but {data.agreement:.2%} are required, so "
-                f"nothing was written; {data.describe_remedy(choosing=agreements[num_float_parts])}give other images "
+                f"nothing was written; {data.describe_remedy(choosing=best_agreement)}give other images "
                 "with --calibrate, or leave --quantize out"
             )
         if num_float_parts != list(agreements)[-1]:

@@ -327,8 +327,8 @@ class OpenVino(Runtime):
             in_float = [name for name in names if name not in layers]
             scope = nncf.IgnoredScope(names=in_float, validate=False)
             if mode == "dynamic":
-                compressed = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=scope)
-                openvino.save_model(compressed, to, compress_to_fp16=False)
+                int8_model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=scope)
+                openvino.save_model(int8_model, to, compress_to_fp16=False)
                 return
             quantized = nncf.quantize(
                 model,
@@ -475,9 +475,9 @@ def _fix_shape(graph: Any, shape: torch.Size | None) -> Any:
     """Return a copy of an OpenVINO graph for images of one shape; for None, the graph itself."""
     if shape is None:
         return graph
-    fixed = graph.clone()
-    fixed.reshape(list(shape))
-    return fixed
+    fixed_graph = graph.clone()
+    fixed_graph.reshape(list(shape))
+    return fixed_graph
 
 
 @final

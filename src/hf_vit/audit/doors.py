@@ -36,7 +36,7 @@ from hf_vit.families import get_problem_type
 from hf_vit.hub.contents import HANDLER
 from hf_vit.hub.verify import run_program
 from hf_vit.loading.model import LoadedModel, load_model
-from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
+from hf_vit.loading.pixels import keep_own_sizes
 from hf_vit.pages.making import make_page
 from hf_vit.results.documents import Document, ModelInput
 from hf_vit.results.facts import DataFact, Facts
@@ -196,9 +196,9 @@ def verify_doors(
             reference = reference or answers  # those of the first, torch
             door = Door(name=name, version=version, images=len(answers), certificate=certificate)
             doors.append(_compare(door, reference, answers, get_problem_type(loaded.model)))
-    described = ModelInput(**loaded.describe())
+    model_input = ModelInput(**loaded.describe())
     hardware = read_hardware()
-    result = DoorsCertificate(model=described, data=fact, doors=doors, versions=list_versions(), hardware=hardware)
+    result = DoorsCertificate(model=model_input, data=fact, doors=doors, versions=list_versions(), hardware=hardware)
     result.write(loaded.folder / NAME)
     return result
 
@@ -248,8 +248,7 @@ def _label(loaded: LoadedModel, rows: Iterable[torch.Tensor]) -> list[Entries]:
 
 def _run_model(loaded: LoadedModel, files: Sequence[Path]) -> list[Entries]:
     """Return the answers of a model or a graph."""
-    max_num_patches = find_max_patches(loaded)
-    runner = loaded if max_num_patches is None else keep_image_sizes(loaded, max_num_patches)
+    runner = keep_own_sizes(loaded)
     rows: list[torch.Tensor] = []
     with torch.inference_mode():
         for start in range(0, len(files), _BATCH):

@@ -340,10 +340,10 @@ def _load_thresholds(loaded: LoadedModel, names: Sequence[str]) -> dict[str, flo
     measurements = [record.values for record in records if "mean_average_precision" in record.values]
     if not measurements:
         return dict.fromkeys(names, 0.5)
-    recorded: Any = measurements[-1].get("thresholds")
+    recorded_thresholds: Any = measurements[-1].get("thresholds")
     thresholds: dict[str, float] = {}
     for name in names:
-        threshold = as_fraction(recorded.get(name)) if isinstance(recorded, dict) else None
+        threshold = as_fraction(recorded_thresholds.get(name)) if isinstance(recorded_thresholds, dict) else None
         if threshold is None:
             raise UserError(
                 f"facts.json has no threshold for the class {name}; measure it with hf-vit evaluate "

@@ -165,6 +165,12 @@ def find_max_patches(loaded: LoadedModel) -> int | None:
     return count if isinstance(count, int) and count > 0 and takes_others else None
 
 
+def keep_own_sizes(loaded: LoadedModel) -> LoadedModel:
+    """Return the model with images in their own sizes if its processor keeps these, else the model as it is."""
+    max_num_patches = find_max_patches(loaded)
+    return loaded if max_num_patches is None else keep_image_sizes(loaded, max_num_patches)
+
+
 def fit_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
     """Return the patch grid (h, w) to which an image of `size` (height, width) px is resized."""
     (height, width), (patch_height, patch_width) = size, patch

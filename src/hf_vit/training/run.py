@@ -379,9 +379,10 @@ def record_run(run: Run) -> None:
         for field in fields(settings_class)
         if field.default is not MISSING
     }
+    old_values = defaults | old_settings
     different = []
     for name in sorted({*old_settings, *settings}):
-        old, new = {**defaults, **old_settings}.get(name, "(not set)"), settings.get(name, "(not set)")
+        old, new = old_values.get(name, "(not set)"), settings.get(name, "(not set)")
         if old != new:
             different.append(f"{name} was {old} and is now {new}")
     if not different:

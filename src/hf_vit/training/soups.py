@@ -19,7 +19,7 @@ from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.card import write_card
 from hf_vit.hub.card_metadata import find_common_license
 from hf_vit.loading.model import LoadedModel, load_model
-from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
+from hf_vit.loading.pixels import keep_own_sizes
 from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import append_record, make_record
 from hf_vit.results.trained_images import write_trained
@@ -159,9 +159,7 @@ def make_soup(
 
 def _evaluate(loaded: LoadedModel, images: ImageData, split: str, batch_size: int) -> ProtocolRun:
     """Evaluate a model on a split, with images in their own size if its image processor keeps it."""
-    max_num_patches = find_max_patches(loaded)
-    prepared = loaded if max_num_patches is None else keep_image_sizes(loaded, max_num_patches)
-    examination = Examination(prepared, images, split, batch_size=batch_size, progress=False)
+    examination = Examination(keep_own_sizes(loaded), images, split, batch_size=batch_size, progress=False)
     result = top1(examination)
     return ProtocolRun("top1", result, examination, {}, result.seconds)
 

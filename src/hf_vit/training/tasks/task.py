@@ -34,7 +34,7 @@ from hf_vit.evaluation.protocols.top1 import ClassificationResult
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push import PushResult
 from hf_vit.loading.model import load_model
-from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
+from hf_vit.loading.pixels import keep_own_sizes
 from hf_vit.results.facts import Facts, Record
 from hf_vit.training.features import bypass_backbone, load_features
 from hf_vit.training.plan import Run, Start, choose_attention, limit_evaluation, log_folder, make_training_arguments
@@ -338,11 +338,8 @@ class MeasuredTask(Task[FinetuneResult]):
 
 def _open_test(run: Run, model: PreTrainedModel) -> Examination:
     """Return the examination of a model on the test split of a run."""
-    loaded = load_model((model, run.processor))
-    if (max_num_patches := find_max_patches(loaded)) is not None:
-        loaded = keep_image_sizes(loaded, max_num_patches)
     return Examination(
-        loaded,
+        keep_own_sizes(load_model((model, run.processor))),
         run.data,
         num_images=limit_evaluation(run)[1],
         batch_size=run.micro_batch_size,
