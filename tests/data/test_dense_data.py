@@ -409,7 +409,7 @@ def test_annotations_of_images_that_exif_turns_are_told(ade, coco, orientation):
             refuses(source, target, "px after its EXIF orientation rotated it")
         else:
             notes = load_data(str(source), target=target).notes
-            assert sum("12 images were rotated as their EXIF orientation says" in note for note in notes) == 1
+            assert sum("12 images were rotated as the EXIF orientation says" in note for note in notes) == 1
 
 
 def test_classes_that_no_training_image_has_are_told(ade):
