@@ -11,8 +11,7 @@ are nested and hold as many images of every class. All images are moved by up to
 2. scratch: tries of recipes and models below a million parameters at equal FLOPs on validation images, then the best
    one long, and a ResNet for as many CPU seconds.
 3. pretraining: a ViT learns from all training images without labels, and is fine-tuned on 10, 100 or 1,000 images a
-   class at the best of two rates; the rate of the pre-training is chosen likewise, with seed 0. "scratch, long" has the
-   steps of both.
+   class. Trials with seed 0 and 100 images a class choose both rates. "scratch, long" has the steps of both.
 4. few: a pretrained encoder (--tower, a converted folder; its image processor gives the size) on 1 to 1,000 labels a
    class: k-NN, linear probe, head, last two blocks, LoRA, all weights, and --tune auto. Trials with 10 labels a class
    choose the rate of each, that of --tune auto is the recipe's.
@@ -109,6 +108,7 @@ class Plan:
     tuning_steps: int = 2_000
     pretraining_rates: tuple[float, ...] = (1e-3, 3e-3)
     tuning_rates: tuple[float, ...] = (3e-3, 1e-2)
+    tuning_chosen_at: int = 1_000  # images with labels
     few_on: tuple[int, ...] = (10, 100, 1_000, 10_000)  # images with labels
     few_steps: int = 300
 
@@ -167,13 +167,19 @@ class Plan:
 
         for seed, start in itertools.product(self.seeds, STARTS):
             rates = () if start.startswith("scratch") else self.pretraining_rates
-            encoders = {rate: job("encoder", seed, start, learning_rate=rate) for rate in rates}
-            first = {rate: encoder | {"seed": 0} for rate, encoder in encoders.items()}
-            yield from ((encoder, []) for encoder in encoders.values())
+            tried = [(job("encoder", 0, start, learning_rate=rate), {"learning_rate": rate}) for rate in rates]
+            yield from ((encoder, []) for encoder, _ in tried)
+            trials = [
+                (job("trial", 0, start, images=self.tuning_chosen_at, tuning_rate=tuning_rate, **values), needed)
+                for tuning_rate in self.tuning_rates
+                for needed, values in [([encoder], values) for encoder, values in tried] or [([], {})]
+            ]
+            yield from trials
+            chosen = [trial for trial, _ in trials]
+            encoders = [job("encoder", seed, start)] if rates and seed else []  # at the rate that was chosen
+            yield from ((encoder, chosen) for encoder in encoders)
             for images in self.tuned_on:
-                trials = [job("trial", 0, start, images=images, learning_rate=rate) for rate in rates]
-                yield from ((trial, [first[trial["learning_rate"]]]) for trial in trials)
-                yield job("run", seed, start, images=images), [*trials, *encoders.values()]
+                yield job("run", seed, start, images=images), [*chosen, *encoders]
 
     def few_jobs(self) -> Iterator[PlannedJob]:
         def job(kind: str, method: str, images: int, seed: int, **more: Any) -> Job:
@@ -206,7 +212,7 @@ class Trainings:
         return parts[job["part"]](job, needed)
 
     def scale(self, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
-        rate = choose_rate(job, trials)
+        rate = choose_trial(job, trials)["learning_rate"]
         settings = {name: job[name] for name in ("steps", "batch_size", "optimizer")} | OPTIMIZERS[job["optimizer"]]
         settings["learning_rate"] = rate
         return {"learning_rate": rate} | self.train(job, MODELS[job["model"]], job["images"], settings)
@@ -226,15 +232,16 @@ class Trainings:
 
     def pretraining(self, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
         if job["kind"] == "encoder":
-            return self.learn_encoder(job)
+            return self.learn_encoder(job, choose_trial(job, trials)["learning_rate"])
         start: Any = MODELS["ViT"]
         steps = job["tuning_steps"] + ("long" in job["start"]) * job["pretraining_steps"]
-        if is_pretrained := not job["start"].startswith("scratch"):
-            rate = choose_rate(job, [trial for trial in trials if trial["kind"] == "trial"])
-            start = str(self.encoder_folder(job | {"learning_rate": rate}))
+        best = choose_trial(job, trials)
+        rates = {name: best[name] for name in ("learning_rate", "tuning_rate") if name in best}
+        if "learning_rate" in rates:
+            start = str(self.encoder_folder(job | (rates if job["seed"] == 0 else {})))
         settings: dict[str, Any] = {"optimizer": self.plan.optimizer} | OPTIMIZERS[self.plan.optimizer]
-        settings |= {"lr_sweep": self.plan.tuning_rates, "steps": steps, "batch_size": self.plan.batch_size}
-        return self.train(job, start, job["images"], settings) | ({"learning_rate": rate} if is_pretrained else {})
+        settings |= {"learning_rate": best["tuning_rate"], "steps": steps, "batch_size": self.plan.batch_size}
+        return rates | self.train(job, start, job["images"], settings)
 
     def few(self, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
         size = AutoImageProcessor.from_pretrained(self.tower).size["height"]
@@ -249,26 +256,26 @@ class Trainings:
             return {"image_size": size, "test_accuracy": run.result.values()["accuracy"][-1]}  # of the last layer
         settings: dict[str, Any] = {"tune": job["method"], "steps": job["steps"], "batch_size": self.plan.batch_size}
         if job["method"] != "auto":
-            settings["learning_rate"] = choose_rate(job, trials)
+            settings["learning_rate"] = choose_trial(job, trials)["learning_rate"]
         settings |= {"image_size": size, "evaluations": 1}
         result = self.train(job, str(self.tower), job["images"], settings)
         return {"image_size": size, "learning_rate": settings.get("learning_rate")} | result
 
-    def learn_encoder(self, job: Job) -> dict[str, Any]:
+    def learn_encoder(self, job: Job, rate: float) -> dict[str, Any]:
         place = self.encoder_folder(job)
 
         def learn(output: Path, report: Callable[[str], None]) -> None:
             pretrain(
                 MODELS["ViT"], self.images(ALL, 0), output, objective=job["start"], resume=True, report=report,
-                learning_rate=job["learning_rate"], steps=job["pretraining_steps"], seed=job["seed"],
+                learning_rate=rate, steps=job["pretraining_steps"], seed=job["seed"],
                 batch_size=PRETRAINING_BATCH, evaluations=2, **CPU,
             )  # fmt: skip
             move_into_place(output, place)
 
-        return self.resumable(job, learn)[1]
+        return {"learning_rate": rate} | self.resumable(job, learn)[1]
 
     def encoder_folder(self, job: Job) -> Path:
-        values = (job["start"], job["learning_rate"], job["seed"], job["pretraining_steps"])
+        values = (job["start"], job.get("learning_rate", "chosen"), job["seed"], job["pretraining_steps"])
         return self.kept / "encoders" / "-".join(map(str, values))
 
     def has_encoder(self, job: Job) -> bool:
@@ -319,10 +326,10 @@ class Trainings:
         return str(folder)
 
 
-def choose_rate(job: Job, trials: list[dict[str, Any]]) -> float:
-    """Return the rate of the trial that is best on validation images, or that of the job itself."""
-    trials = [trial for trial in trials if trial["kind"] == "trial"]
-    return max(trials, key=lambda trial: trial["validation_accuracy"], default=job)["learning_rate"]
+def choose_trial(job: Job, needed: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the trial that is best on validation images, or the job itself if it needed none."""
+    trials = [record for record in needed if record["kind"] == "trial"]
+    return max(trials, key=lambda trial: trial["validation_accuracy"], default=job)
 
 
 def draw(path: Path) -> None:
