@@ -3,14 +3,16 @@
 Needs `pip install webdataset`. Every contestant gives the same images in batches of 32 to the same recipe of variation
 (a random crop of 20 to 100% of the area, resized, perhaps mirrored, scaled to [-1, 1]): hf_vit by its own transform,
 the others by torchvision's v2 on uint8 tensors, as its documentation advises. An epoch is timed from asking for its
-first batch to its last; the first starts the workers, and of small images hf_vit keeps the second in memory. "open"
-is what comes before: hf_vit looks at every image, the others at names.
+first batch to its last; the first starts the workers, and hf_vit keeps the decoded images in memory for the second.
+"open" is what comes before: hf_vit looks at every image, the others at names.
 
-1. "JPEG files": 512 px, in class folders.
+1. "JPEG files": 512 px, in class folders; "one process" without workers, in which torch uses all cores.
 2. "small files": 32 px, eight times as many.
 3. "shards": the JPEG files in eight tars, read as a stream.
 4. "uneven shards": seven eighths of them in one of the eight tars.
 5. "stalling disk": the JPEG files, of which every hundredth takes half a second to be opened.
+6. "decoded": augmentation alone on one core, of batches of 224 px: a random crop and mirroring, and RandAugment after
+   them. hf_vit draws for every image; torchvision's v2 is given the whole batch, for which it draws once.
 
 With `--idx FOLDER` of IDX files, such as Debian's `dataset-fashion-mnist`, it measures instead, and adds to the output:
 the seconds and the memory, beyond those of the imports, until the first step of `finetune` on these images as IDX, as
@@ -27,6 +29,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ import numpy as np
 import PIL.Image
 import torch
 from jpeg import write_images
-from script import Script, parser, run_program, save_with_processor, vit_sizes
+from script import Script, alternate, parser, run_program, save_with_processor, vit_sizes
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -48,7 +51,7 @@ from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio
 from hf_vit.training import HfViTTrainer
 
 BATCH, WORKERS, SHARDS, SMALL, EPOCHS = 32, 2, 8, 32, 2
-SCALE = (0.2, 1.0)
+SCALE, RANDAUGMENT, REPEATS = (0.2, 1.0), (2, 15), 16
 STALL, ONE_IN = 0.5, 100
 
 Batches = Iterable[Any]
@@ -61,6 +64,7 @@ class Layout:
     path: Path
     images: int
     size: int = 224  # px of what the model takes
+    workers: int = WORKERS
     is_stream: bool = False
     stalls: bool = False
 
@@ -77,26 +81,26 @@ def open_ours(layout: Layout) -> Batches:
     augmentation = AugmentationConfig(horizontal_flip=0.5, random_resized_crop=SCALE)
     varied, _ = image_transforms(make_processor(config), augmentation)
     arguments = TrainingArguments(
-        output_dir=str(layout.path.parent / "out"), per_device_train_batch_size=BATCH, dataloader_num_workers=WORKERS,
-        max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True,
+        output_dir=str(layout.path.parent / "out"), per_device_train_batch_size=BATCH,
+        dataloader_num_workers=layout.workers, max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True,
     )  # fmt: skip
     images: Any = {"train_dataset": transform_split(data, "train", varied), "data_collator": ImageCollator(2)}
     return HfViTTrainer(HfViTForImageClassification(config), arguments, **images).get_train_dataloader()
 
 
-def build_transform(size: int) -> Callable[[PIL.Image.Image], torch.Tensor]:
+def build_transform(size: int, *policy: Any) -> Callable[[Any], torch.Tensor]:
     return v2.Compose([
-        v2.PILToTensor(), v2.RandomResizedCrop(size, SCALE, antialias=True), v2.RandomHorizontalFlip(),
+        v2.PILToTensor(), v2.RandomResizedCrop(size, SCALE, antialias=True), v2.RandomHorizontalFlip(), *policy,
         v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3),
     ])  # fmt: skip
 
 
 def open_torchvision(layout: Layout) -> Batches:
-    return load(ImageFolder(str(layout.path / "train"), build_transform(layout.size)), shuffle=True)
+    return load(ImageFolder(str(layout.path / "train"), build_transform(layout.size)), layout.workers, shuffle=True)
 
 
-def load(data: Any, **settings: Any) -> Batches:
-    return DataLoader(data, BATCH, num_workers=WORKERS, persistent_workers=True, **settings)
+def load(data: Any, workers: int, **settings: Any) -> Batches:
+    return DataLoader(data, BATCH, num_workers=workers, persistent_workers=workers > 0, **settings)
 
 
 class Varied:
@@ -115,9 +119,10 @@ def open_datasets(layout: Layout) -> Batches:
         files = {"train": layout.tars}
         stream = datasets.load_dataset("webdataset", data_files=files, split="train", streaming=True)
         settings: Any = {"batched": True, "batch_size": BATCH, "remove_columns": stream.column_names}
-        return load(stream.shuffle(seed=0, buffer_size=1000).map(Varied(layout.size, "jpg", "cls"), **settings))
+        stream = stream.shuffle(seed=0, buffer_size=1000).map(Varied(layout.size, "jpg", "cls"), **settings)
+        return load(stream, layout.workers)
     table = datasets.load_dataset("imagefolder", data_dir=str(layout.path), split="train")
-    return load(table.with_transform(Varied(layout.size, "image", "label")), shuffle=True)
+    return load(table.with_transform(Varied(layout.size, "image", "label")), layout.workers, shuffle=True)
 
 
 def open_webdataset(layout: Layout) -> Batches:
@@ -145,6 +150,40 @@ def measure(open_loader: Callable[[Layout], Batches], layout: Layout) -> list[fl
             num_images += len(batch["pixel_values"] if isinstance(batch, dict) else batch[0])
         seconds.append((time.perf_counter() - start) / num_images)
     return seconds
+
+
+def measure_augmentation(report: Script) -> None:
+    """Record images/s of augmentation alone on one thread, image by image and on whole batches."""
+    processor = make_processor(HfViTConfig(image_size=224))
+    with tempfile.TemporaryDirectory() as folder:
+        images = [PIL.Image.open(path).resize((224, 224)) for path in write_images(Path(folder), BATCH, 512)]
+    threads, keys = torch.get_num_threads(), np.arange(BATCH, dtype=np.uint64)
+    torch.set_num_threads(1)
+    for policy in (None, RANDAUGMENT):
+        augmentation = AugmentationConfig(horizontal_flip=0.5, random_resized_crop=SCALE, randaugment=policy)
+        ours, _ = image_transforms(processor, augmentation)
+        whole = build_transform(224, *([v2.RandAugment(*policy, num_magnitude_bins=31)] if policy else []))
+        decoded = ours.prepare(images)
+        ways = {
+            "hf_vit": lambda ours=ours, decoded=decoded: torch.stack([*ours.finish(decoded, keys)]),
+            "torchvision, whole batches": lambda whole=whole, decoded=decoded: whole(torch.stack(decoded)),
+        }
+        seconds = alternate({name: partial(time_often, way) for name, way in ways.items()}, 3 * report.options.turns, 1)
+        for name, values in seconds.items():
+            row: dict[str, Any] = {"layout": "decoded, RandAugment" if policy else "decoded", "contestant": name}
+            row["later_images_per_second"] = round(BATCH / compute_quartiles(values).median, 1)
+            if name != "hf_vit":
+                row["hf_vit_later"] = compute_speed_ratio(seconds, "hf_vit", name)
+            report.record(**row)
+    torch.set_num_threads(threads)
+
+
+def time_often(function: Callable[[], Any]) -> float:
+    """Return the mean seconds of a call; a batch for which an expensive operation is drawn takes twice as long."""
+    start = time.perf_counter()
+    for _ in range(REPEATS):
+        function()
+    return (time.perf_counter() - start) / REPEATS
 
 
 def iterate_epochs(loader: Any) -> Iterator[Any]:
@@ -181,6 +220,7 @@ def write_layouts(folder: Path, images: int) -> dict[str, Layout]:
             write_shards(folder / name, sorted((folder / "files" / split).glob("*/*.jpg")), split, [])
     return {
         "JPEG files": Layout(folder / "files", images),
+        "JPEG files, one process": Layout(folder / "files", images, workers=0),
         "small files": Layout(folder / "small", 8 * images, SMALL),
         "shards": Layout(folder / "shards", images, is_stream=True),
         "uneven shards": Layout(folder / "uneven", images, is_stream=True),
@@ -328,7 +368,10 @@ def main() -> None:
         return
     import webdataset
 
+    output = settings.output
+    ready = json.loads(output.read_text()).get("ready") if output is not None and output.exists() else None
     report = Script(settings)
+    measure_augmentation(report)
     with tempfile.TemporaryDirectory() as temporary_folder:
         layouts = write_layouts(Path(temporary_folder), settings.images)
         turns_by_case: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
@@ -349,7 +392,8 @@ def main() -> None:
                 both = {"theirs": theirs, "hf_vit": hf_vit_seconds}
                 row[f"hf_vit_{title}"] = compute_speed_ratio(both, "hf_vit", "theirs")
         report.record(**row)
-    report.finish(images=settings.images, workers=WORKERS, batch_size=BATCH, webdataset=webdataset.__version__)
+    whole = {"ready": ready} if ready else {}
+    report.finish(images=settings.images, workers=WORKERS, batch_size=BATCH, webdataset=webdataset.__version__, **whole)
 
 
 if __name__ == "__main__":

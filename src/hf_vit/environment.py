@@ -157,6 +157,34 @@ def read_hardware(device: str | None = None) -> dict[str, Any]:
     return facts
 
 
+def measure_free_memory(root: str | Path = "/") -> int:
+    """Return the bytes of memory that this process can still take: the machine's, or those of its control groups.
+
+    Args:
+        root: folder with proc and sys, in which Linux describes them.
+    """
+    import psutil
+
+    free = psutil.virtual_memory().available
+    with suppress(OSError):
+        for line in Path(root, "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controllers in ("", "memory"):
+                folder = Path(root, "sys/fs/cgroup", controllers, group.strip("/"))
+                for parent in (folder, *folder.parents):  # a job's limit may be that of a group around it
+                    with suppress(OSError, ValueError):  # without a limit it is "max"
+                        free = min(free, _measure_free_in_group(parent, "total_" if controllers else ""))
+    return max(0, free)
+
+
+def _measure_free_in_group(folder: Path, prefix: str) -> int:
+    """Return the free bytes of a control group; files that the system can drop from memory are free."""
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if prefix else ("memory.max", "memory.current")
+    limit, used = (int((folder / name).read_text()) for name in names)
+    values = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    return limit - used + int(values.get(f"{prefix}inactive_file", 0))
+
+
 def read_cpu_name() -> str:
     """Return the processor's model name as the system reports it."""
     with suppress(OSError):

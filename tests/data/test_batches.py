@@ -1,5 +1,6 @@
 """What a loader iterates over: cached or not, with or without workers, resumed or not, the same batches."""
 
+import pickle
 import shutil
 from itertools import islice
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from hf_vit.data import (
     train_transform,
     transform_split,
 )
+from hf_vit.environment import measure_free_memory
 
 CONFIG, SMALL = (SimpleNamespace(image_size=size, num_channels=3, patch_size=4) for size in (16, 8))
 VARIED = AugmentationConfig(shift_px=2, rotation_degrees=10, horizontal_flip=0.5)
@@ -357,3 +359,86 @@ def test_images_that_do_not_fit_are_not_read_to_learn_that(tmp_path):
     shutil.rmtree(folder)
     settings = dict(transform=train_transform(make_processor(CONFIG), CROPPED), cache_bytes=100)
     assert not transform_split(data, "train", **settings).is_cached
+
+
+@pytest.mark.parametrize("augmentation", [VARIED, CROPPED])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_is_decoded_once_by_all_workers(tmp_path, augmentation, workers):
+    """Too many to decode before the first batch: after the first epoch the files may go, as all images are kept."""
+    folder = make_folder(tmp_path / "pets", {"cat": 24, "dog": 24})
+    picture(5, size=(30, 17), mode="L").save(folder / "cat" / "gray.png")
+    data = load_data(folder)
+    kept, decoded = (
+        transform_split(data, "train", train_transform(make_processor(CONFIG), augmentation), cache_bytes=cache_bytes)
+        for cache_bytes in (1, 0)
+    )
+    expected = []
+    for epoch in range(3):
+        decoded.set_epoch(epoch)
+        expected.append(run(loader(decoded)))
+    living = loader(kept, workers=workers, persistent_workers=bool(workers))
+    for epoch in range(3):
+        assert kept.is_cached == (epoch > 0)
+        kept.set_epoch(epoch)
+        assert_same(run(living), expected[epoch])
+        shutil.rmtree(folder, ignore_errors=True)
+    with pytest.raises(FileNotFoundError):
+        decoded[0]
+    with pytest.raises(FileNotFoundError):  # a process that is not forked shares no memory
+        pickle.loads(pickle.dumps(kept))[0]
+
+
+def test_images_are_kept_within_a_quarter_of_the_free_memory(tmp_path, monkeypatch):
+    folder = make_folder(tmp_path / "pets", {"cat": 24, "dog": 24})
+    data = load_data(folder)
+    total = sum(3 * image.width * image.height for image in data.splits["train"]["image"])
+
+    def is_kept(free: int, processes: int) -> bool:
+        monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        images = transform_split(data, "train", train_transform(make_processor(CONFIG), CROPPED), cache_bytes=1)
+        run(loader(images))
+        return images.is_cached
+
+    assert is_kept(4 * total, 1)
+    assert is_kept(8 * total, 2)
+    assert not is_kept(4 * total - 1, 1)
+    assert not is_kept(8 * total - 1, 2)
+
+
+@pytest.mark.parametrize("form", ["machine", "unlimited", "job", "pages", "first version"])
+def test_free_memory_is_that_of_the_control_groups(tmp_path, monkeypatch, form):
+    """A job of 8 GB on a machine of 64 may not keep a quarter of 64; files in its memory may go."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=64 * 10**9))
+    group, job = tmp_path / "proc/self/cgroup", tmp_path / "sys/fs/cgroup/memory/slurm/job_1"
+    (group.parent).mkdir(parents=True)
+    limit, used, kind = "memory.max", "memory.current", ""
+    if form == "first version":
+        limit, used, kind = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+    else:
+        job = tmp_path / "sys/fs/cgroup/slurm/job_1"
+    if form != "machine":
+        (job / "step_0").mkdir(parents=True)
+        group.write_text("4:cpu:/slurm\n" + ("3:memory:" if kind else "0::") + "/slurm/job_1/step_0\n")
+        (job / "step_0" / limit).write_text("max\n")
+        (job / limit).write_text("max\n" if form == "unlimited" else f"{8 * 10**9}\n")
+        (job / used).write_text(f"{3 * 10**9}\n")
+        pages = 2 * 10**9 if form == "pages" else 0
+        (job / "memory.stat").write_text(f"anon {10**9}\n{kind}inactive_file {pages}\n")
+    expected = {"machine": 64, "unlimited": 64, "job": 5, "pages": 7, "first version": 5}[form]
+    assert measure_free_memory(tmp_path) == expected * 10**9
+
+
+def test_a_file_that_changes_after_it_is_checked_is_read_as_it_is(tmp_path):
+    folder = make_folder(tmp_path / "pets", {"cat": 24, "dog": 24})
+    data = load_data(folder)
+    images = transform_split(data, "train", train_transform(make_processor(CONFIG), CROPPED), cache_bytes=1)
+    images.set_epoch(0)
+    before = images[0]["pixel_values"]
+    for size in ((1, 1), (40, 30)):
+        for path in folder.rglob("*.png"):
+            picture(7, size=size).save(path)
+        assert torch.equal(images[0]["pixel_values"], before)  # it was read already
+        pixels = images[1]["pixel_values"]
+        fresh = transform_split(data, "train", images.transform, cache_bytes=0)
+        assert torch.equal(pixels, fresh[1]["pixel_values"])

@@ -1,6 +1,8 @@
 """What a loader iterates over: a table or a stream through a transform; and the collators."""
 
 import copy
+import mmap
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -18,11 +20,14 @@ from hf_vit.data.transforms import (
     EvalTransform,
     Example,
     TrainTransform,
+    get_input_size,
     pad_to_patches,
 )
+from hf_vit.environment import measure_free_memory
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
+    from numpy.typing import NDArray
 
     from hf_vit.data.images import ImageScan
 
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     Position = dict[str, Any]
 
 CACHE_BYTES = 512 << 20
+_SHARE_OF_FREE = 4  # a quarter of the free memory holds images that are kept as they are read
 _PREPARED_AT_ONCE = 64
 _SAMPLED_AT_ONCE = 4
 _SMALL_BYTES = 1 << 20  # of a prepared image
@@ -41,13 +47,15 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
     """A table of images and labels with a transform, fetched in batches.
 
     The part of the transform without random numbers is computed once for all images if its results fit into
-    `cache_bytes`; it runs before the first batch, so loader workers share it. Call `set_epoch` at the start of every
-    epoch (accelerate does so in a single process).
+    `cache_bytes`; it runs before the first batch, so loader workers share it. More training images of known sizes are
+    kept in shared memory as they are first read, so that later epochs do not decode. Call `set_epoch` at the start of
+    every epoch (accelerate does so in a single process).
 
     Args:
         table: with the column "image" and, for labels, "label".
         transform: from `train_transform` or `eval_transform`.
-        cache_bytes: memory for prepared images; 0 disables the cache.
+        cache_bytes: memory for images prepared before the first batch. More may take a quarter of the free memory,
+            divided by the training processes of this machine; with 0 none are kept.
         scans: of all rows; images whose pixels they keep are not decoded again.
     """
 
@@ -69,6 +77,8 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         # Where a prepared image is the decoded one, the scans tell without a sample that the images do not fit.
         may_fit = not self._decodes_only or decoded_bytes <= cache_bytes
         self._prepared = self._prepare_all(len(table), cache_bytes) if may_fit else None
+        sizes = self._list_sizes(scans) if self._prepared is None and len(table) and cache_bytes > 0 else None
+        self._kept = None if sizes is None else _KeptImages.reserve(sizes)
 
     def _columns(self) -> list[str]:
         return ["image"]
@@ -78,10 +88,22 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         """Whether a prepared image is the decoded one, so that scans tell its size."""
         return type(self.transform) is TrainTransform and self.transform.keeps_pixels
 
+    def _list_sizes(self, scans: "Sequence[ImageScan]") -> "NDArray[np.int64] | None":
+        """Return (height, width) px of all prepared images, [n, 2], where that is known before they are read."""
+        if self._decodes_only:
+            is_known = scans and self._scans is None  # else the scans keep the pixels
+            return np.asarray([(scan.height, scan.width) for scan in scans]) if is_known else None
+        if type(self.transform) is not TrainTransform or self.transform.augmentation.random_crop is not None:
+            return None
+        return np.tile(get_input_size(self.transform.processor), (len(self), 1))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": None}  # memory is shared by a fork only
+
     @property
     def is_cached(self) -> bool:
         """Whether all prepared images are in memory."""
-        return self._prepared is not None
+        return self._prepared is not None or (self._kept is not None and self._kept.is_complete)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -111,6 +133,9 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         return examples
 
     def _load(self, indices: Sequence[int]) -> list[Any]:
+        return self._read(indices) if self._kept is None else self._kept.load(indices, self._read)
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
         if self._scans is not None:
             if self._decodes_only:
                 return [self._scans[index].stored_pixels() for index in indices]
@@ -133,7 +158,7 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         mean_bytes = 0.0
         rows = range(0, total, max(1, total // 16))
         for start in range(0, len(rows), _SAMPLED_AT_ONCE):
-            sample += self._load(rows[start : start + _SAMPLED_AT_ONCE])
+            sample += self._read(rows[start : start + _SAMPLED_AT_ONCE])
             mean_bytes = sum(map(_count_bytes, sample)) / len(sample)
             if mean_bytes * total > 2 * cache_bytes:  # photographs: the rest of the sample would take seconds
                 return None
@@ -144,7 +169,7 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         is_small = self._scans is not None or mean_bytes < _SMALL_BYTES
         chunk_size = _PREPARED_AT_ONCE if is_small else _LOADED_AT_ONCE
         for start in range(0, total, chunk_size):
-            chunk = self._load(range(start, min(total, start + chunk_size)))
+            chunk = self._read(range(start, min(total, start + chunk_size)))
             used_bytes += sum(map(_count_bytes, chunk))
             if used_bytes > cache_bytes:
                 return None
@@ -157,6 +182,52 @@ def _count_bytes(prepared: torch.Tensor | Example) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, torch.Tensor))
 
 
+class _KeptImages:
+    """Images in memory that forked loader workers share; each is written when it is first read.
+
+    Args:
+        sizes: (height, width) px of every image, [n, 2].
+    """
+
+    def __init__(self, sizes: "NDArray[np.int64]") -> None:
+        self._sizes, self._ends = sizes, np.cumsum(3 * sizes.prod(axis=1))
+        self._pixels = torch.frombuffer(mmap.mmap(-1, int(self._ends[-1])), dtype=torch.uint8)
+        self._is_written = torch.frombuffer(mmap.mmap(-1, len(sizes)), dtype=torch.bool)
+
+    @classmethod
+    def reserve(cls, sizes: "NDArray[np.int64]") -> "_KeptImages | None":
+        """Reserve memory, which the system gives as it is written; return None if the images do not all fit."""
+        max_bytes = measure_free_memory() // (_SHARE_OF_FREE * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        if not 0 < 3 * int(sizes.prod(axis=1).sum()) <= max_bytes:
+            return None
+        try:
+            return cls(sizes)
+        except (OSError, OverflowError):  # a limit of the process
+            return None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all images are in memory."""
+        return bool(self._is_written.all())
+
+    def load(self, indices: Sequence[int], read: Callable[[Sequence[int]], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Return images, uint8 [3, H, W] each, of which `read` reads those that are not in memory."""
+        missing = [index for index in indices if not self._is_written[index]]
+        images = dict(zip(missing, read(missing), strict=True)) if missing else {}
+        for index, image in images.items():
+            place = self._find_place(index)
+            if (image.shape, image.dtype) == (place.shape, place.dtype):  # else the file has changed
+                place.copy_(image)
+                self._is_written[index] = True  # after the pixels, as another worker may look now
+        return [images[index] if index in images else self._find_place(index) for index in indices]
+
+    def _find_place(self, index: int) -> torch.Tensor:
+        height, width = self._sizes[index].tolist()
+        end = int(self._ends[index])
+        # In the order of a decoded image, in which torchvision resizes fastest.
+        return self._pixels[end - 3 * height * width : end].view(height, width, 3).permute(2, 0, 1)
+
+
 class AnnotatedImages(TransformedImages):
     """A table with the column "mask" or "objects" and a transform from `dense_transforms`.
 
@@ -166,7 +237,7 @@ class AnnotatedImages(TransformedImages):
     def _columns(self) -> list[str]:
         return ["image", self.transform.target]
 
-    def _load(self, indices: Sequence[int]) -> list[Any]:
+    def _read(self, indices: Sequence[int]) -> list[Any]:
         return self.transform.prepare(self._rows[list(indices)])
 
     def _examples(self, finished: Sequence[Any], indices: Sequence[int]) -> list[Example]:
@@ -291,7 +362,7 @@ def transform_split(
         data: from `load_data`.
         split: "train", "validation" or "test".
         transform: from `train_transform` or `eval_transform`; for masks or objects from `dense_transforms`.
-        cache_bytes: memory for prepared images of a table.
+        cache_bytes: memory for prepared images of a table, see `TransformedImages`.
         shuffle_buffer: images that a training stream shuffles in every process and worker; the loader's sampler
             shuffles tables.
         seed: of the shuffle of a stream.

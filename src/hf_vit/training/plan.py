@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import torch
 from torch import nn
 from transformers import PreTrainedModel, TrainingArguments, ViTImageProcessor
@@ -15,7 +14,7 @@ from hf_vit.conversion.loading import Source
 from hf_vit.cost.memory import measure_step
 from hf_vit.data import ImageData
 from hf_vit.data.labels import list_column
-from hf_vit.environment import emulates_bfloat16, get_cpu_capabilities, pick_device
+from hf_vit.environment import emulates_bfloat16, get_cpu_capabilities, measure_free_memory, pick_device
 from hf_vit.errors import UserError
 from hf_vit.families import find_family
 from hf_vit.loading.folders import WORK_FOLDER
@@ -217,7 +216,7 @@ def note_memory(run: Run) -> list[str]:
     gradients_and_adamw = 16 * parameters
     needed = measure_step(type(run.model), config, shape, run.bf16) + gradients_and_adamw
     device = pick_device(run.options.device)
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else measure_free_memory()
     note = f"a step of {run.micro_batch_size} images needs about {needed / 1e9:.1f} GB of memory"
     return [f"{note}, but {free / 1e9:.1f} GB are free; choose a smaller --micro-batch-size" if needed > free else note]
 
