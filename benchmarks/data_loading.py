@@ -6,7 +6,7 @@ the others by torchvision's v2 on uint8 tensors, as its documentation advises. A
 first batch to its last; the first starts the workers, and hf_vit keeps the decoded images in memory for the second.
 "open" is what comes before: hf_vit looks at every image, the others at names.
 
-1. "JPEG files": 512 px, in class folders; "one process" without workers, in which torch uses all cores.
+1. "JPEG files": 512 px, in class folders; "one process" without workers, on one thread.
 2. "small files": 32 px, eight times as many.
 3. "shards": the JPEG files in eight tars, read as a stream.
 4. "uneven shards": seven eighths of them in one of the eight tars.
@@ -378,6 +378,7 @@ def main() -> None:
         for _ in range(settings.turns):
             for name, layout in layouts.items():
                 set_stalling(layout.stalls)
+                torch.set_num_threads(settings.threads if layout.workers else 1)
                 for contestant, open_loader in contestants(layout).items():
                     turns_by_case[name, contestant].append(measure(open_loader, layout))
                 set_stalling(False)
