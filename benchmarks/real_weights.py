@@ -153,16 +153,18 @@ def open_form(form: str, folder: Path, work: Path) -> tuple[Any, dict[str, Any]]
 
 
 def time_forms(folder: Path, work: Path) -> dict[str, Any]:
-    """Return the speed of forms of torch as multiples of float32 as loaded."""
+    """Return the speed of forms as multiples of float32 as loaded; of exports, which take one size, at that."""
     rows: dict[str, Any] = {}
+    exports = [form for form in EXPORTS if (work / form.replace(" ", "-")).is_dir()]
     with torch.inference_mode():
-        forms = {form: open_form(form, folder, work)[0] for form in ("float32", *list(OPTIONS)[:3])}
+        forms = {form: open_form(form, folder, work)[0] for form in ("float32", *list(OPTIONS)[:3], *exports)}
         for side in (SIDE, 224):
             images = torch.randn(8, 3, side, side)
             inputs = {form: images.bfloat16() if form == "bfloat16" else images for form in forms}
-            turns = {form: partial(model, inputs[form]) for form, model in forms.items()}
+            timed = [form for form in forms if side == SIDE or form not in exports]
+            turns = {form: partial(forms[form], inputs[form]) for form in timed}
             seconds = take_turns(turns, TURNS)
-            rows[f"{side} px"] = {form: asdict(compute_speed_ratio(seconds, form, "float32")) for form in forms}
+            rows[f"{side} px"] = {form: asdict(compute_speed_ratio(seconds, form, "float32")) for form in timed}
     return rows
 
 

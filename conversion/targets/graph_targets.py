@@ -243,11 +243,6 @@ def _make_metadata(outgoing: OutgoingModel) -> dict[str, str]:
 
 def _check_preprocessing(outgoing: OutgoingModel) -> None:
     """Raise a UserError if the image processor cannot be part of the model's graph."""
-    if outgoing.takes == ENCODED and outgoing.quantize == "static":
-        raise UserError(
-            "--quantize static cannot be combined with --decoding, because calibration needs decoded images; "
-            "use --preprocessing, or --quantize dynamic"
-        )
     height, width = Preprocessing.from_processor(outgoing.processor).output_size
     if not outgoing.has_head or outgoing.config.num_channels != 3:
         raise UserError("--preprocessing and --decoding need a classifier of RGB images; leave them out")

@@ -47,11 +47,7 @@ def export(
     """Export a model to another library or runtime, and compare its results there."""
     values = collect_options(locals())
     from hf_vit import conversion
-    from hf_vit.conversion.targets.graphs.int8 import AGREEMENT
 
-    if quantize is not None:
-        share = AGREEMENT if agreement is None else agreement
-        print_safely(f"in int8 {share:.2%} of the test images must keep the model's class, or nothing is written")
     result = conversion.export(**values)
     print_safely(f"results differ by at most {result.difference:.1e} (measured with {result.measured_with})")
     if result.int8 is not None:

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -464,11 +463,18 @@ def correlated(rows: int, columns: int, generator: torch.Generator) -> torch.Ten
     return mixture + 0.1 * torch.randn(rows, columns, generator=generator)
 
 
+def record(rows: torch.Tensor) -> Any:
+    """What a calibration records of these inputs of a layer."""
+    layer: Any = torch.nn.Linear(rows.shape[1], 1)
+    with optimize.record_inputs(layer, rows.float()):
+        return layer.inputs
+
+
 def test_rounding_by_inputs_is_the_greedy_best():
     """Column by column, by solving for the columns that are still free (optimal brain surgeon, dense formula)."""
     generator = torch.Generator().manual_seed(0)
     rows, steps = correlated(300, 24, generator).double(), 20 * torch.randn(5, 24, generator=generator)
-    inputs: Any = SimpleNamespace(products=(rows.T @ rows).float())
+    inputs = record(rows)
     hessian = rows.T @ rows
     hessian += 0.01 * hessian.diagonal().mean() * torch.eye(24)
     remaining, free = steps.double(), hessian.diagonal().argsort(descending=True).tolist()
@@ -515,8 +521,7 @@ def test_smoothing_changes_no_product():
     norm.weight[3], norm.bias[5] = 40.0, -7.0
     rows = torch.randn(50, 16, generator=generator)
     normalized = norm(rows)
-    products, largest, wanted = normalized.T @ normalized, normalized.abs().amax(0), dense(normalized)
-    dense.inputs = SimpleNamespace(products=products, largest=largest)
+    wanted, dense.inputs = dense(normalized), record(normalized)
     smoothed = smooth(norm, dense)
     assert smoothed is not norm
     torch.testing.assert_close(dense(smoothed(rows)), wanted)

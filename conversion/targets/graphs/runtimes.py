@@ -8,10 +8,9 @@ import logging
 import math
 import os
 import stat
-import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -40,17 +39,13 @@ CACHE_BYTES = 2**32  # size of all converted graphs that are kept; those unused 
 
 
 @contextmanager
-def _silence_quantizers(folder: Path) -> Any:
-    """Silence the quantizers, and put onnxruntime's temporary files into the folder of the unfinished export."""
-    previous_folder = tempfile.tempdir
-    tempfile.tempdir = str(folder)
+def _silence_nncf() -> Any:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with redirect_stdout(StringIO()):
             yield
     finally:
-        tempfile.tempdir = previous_folder
         logging.disable(level)
 
 
@@ -139,7 +134,7 @@ class Runtime(ABC):
 class OnnxRuntime(Runtime):
     """`model.onnx`; as an engine it has no bfloat16 on CPUs.
 
-    int8 is per channel: "static" as QDQ with ranges from images, "dynamic" with the range of every batch.
+    int8 is per channel, with ranges of inputs from images ("static") or of every token in every pass ("dynamic").
 
     Args:
         provider: onnxruntime's execution provider, which must run the whole graph.
@@ -199,18 +194,21 @@ class OnnxRuntime(Runtime):
         return [node.name for node in graph.node if node.op_type in DENSE and node.input[1] in weights]
 
     def quantize(self, file: Path, to: Path, mode: Mode, images: Any, layers: Sequence[str]) -> None:
-        """Quantize these layers per channel, with ranges from images or, if dynamic, from every batch."""
-        from onnxruntime import quantization
+        """Quantize these layers per output channel; `images` also decide how weights are rounded."""
+        from onnxscript import ir
 
-        options: dict[str, Any] = {"op_types_to_quantize": list(DENSE), "nodes_to_quantize": list(layers)}
-        options |= {"per_channel": True, "reduce_range": sums_int8_in_16_bits()}
-        with _silence_quantizers(to.parent):
-            if mode == "dynamic":
-                quantization.quantize_dynamic(file, to, **options)
-                return
-            batches = iter({images.takes: batch.numpy()} for batch in images)
-            reader = type("Reader", (quantization.CalibrationDataReader,), {"get_next": lambda _: next(batches, None)})
-            quantization.quantize_static(file, to, reader(), activation_type=quantization.QuantType.QUInt8, **options)
+        from hf_vit.conversion.targets.graphs import dense_int8
+
+        def run_images(model: Any) -> Iterator[Outputs]:
+            ir.save(model, to)
+            return map(self.open(to).run, images)
+
+        model = ir.load(file)
+        records = dense_int8.record_inputs(model, layers, run_images)
+        dense_int8.smooth_norms(model, layers, records)
+        levels = 64 if sums_int8_in_16_bits() else 127  # 2 * 255 * 64 fits into 16 bits
+        dense_int8.quantize_layers(model, layers, records, mode == "dynamic", levels)
+        ir.save(model, to)
 
 
 def _run_onnx(session: Any, images: torch.Tensor, names: Sequence[str] | None = None) -> Outputs:
@@ -316,7 +314,7 @@ class OpenVino(Runtime):
         """
         import openvino
 
-        with _silence_quantizers(to.parent):
+        with _silence_nncf():
             import nncf
             from nncf.quantization.range_estimator import RangeEstimatorParametersSet
 

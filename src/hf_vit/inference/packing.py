@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from hf_vit.conversion.targets.graphs.fitting import round_weights
 from hf_vit.environment import get_cpu_capabilities, has_avx2_alone, sums_int8_in_16_bits
 from hf_vit.errors import UserError
-from hf_vit.inference.calibration import round_weights, smooth
+from hf_vit.inference.calibration import smooth
 from hf_vit.inference.freezing import REMEDY, add_base, refuse_gradients
 from hf_vit.inference.layers import (
     Dense,
