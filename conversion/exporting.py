@@ -15,6 +15,7 @@ from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, IMAGES
 from hf_vit.conversion.targets.graphs.runtimes import Mode
 from hf_vit.conversion.targets.registry import find_target
 from hf_vit.conversion.targets.target import OutgoingModel, has_head
+from hf_vit.data.labels import refuse_surrogates
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
@@ -106,6 +107,12 @@ def export(
         raise UserError(f"the model {model} is in the output folder {output}; give another output folder")
     with quiet_transformers():
         loaded, processor = open_model(model)
+        refuse_surrogates(list((loaded.config.id2label or {}).values()))
+        if not all(bool(weight.isfinite().all()) for weight in loaded.parameters()):
+            raise UserError(
+                "the model has weights that are NaN or infinite, so it cannot be exported; use a checkpoint from "
+                "before the training diverged"
+            )
         target.refuse_inexpressible(loaded)
         arrays = target.make_arrays(loaded)
         if mode is not None:

@@ -370,6 +370,21 @@ def test_other_families_and_heads_are_refused_by_name(tmp_path: Path):
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("target", ["transformers", "timm", "vit_jax", "onnx"])
+def test_what_no_file_can_hold_is_refused(target: str, tmp_path: Path):
+    source = make("HfViTForImageClassification", tmp_path / "source")
+    model = load(source, "HfViTForImageClassification")
+    model.config.id2label[0] = "\ud83d of a smile"
+    model.save_pretrained(source)
+    with pytest.raises(UserError, match=r"class name '\\ud83d of a smile' has half of a character"):
+        export(source, tmp_path / "out", target)
+    model.config.id2label[0] = "smile"
+    model.classifier.bias.data[0] = torch.nan
+    model.save_pretrained(source)
+    with pytest.raises(UserError, match="weights that are NaN or infinite, so it cannot be exported"):
+        export(source, tmp_path / "out", target)
+
+
 def test_transforms_and_their_inverses():
     shapes = {"keep": (3, 4), "transpose": (3, 4), "conv": (2, 3, 4, 5), "split_heads": (6, 2, 3)}
     shapes |= {"pointwise": (1, 1, 3, 4), "join_heads": (2, 3, 6), "flatten_heads": (2, 3), "flatten": (1, 1, 1, 4)}

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -90,6 +91,15 @@ def test_signals_are_heard_after_two_models(tmp_path: Path):
     openvino.save_model(openvino.Model([operators.softmax(given, 1)], [given]), file := tmp_path / OPENVINO.file)
     ended = subprocess.run([sys.executable, "-c", TWO_MODELS, file], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "heard\n"), ended.stderr
+
+
+def test_onnxruntime_reports_nothing(tmp_path: Path):
+    """Or its session and device are written down, and sent to its authors."""
+    others = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    places = dict.fromkeys(("TMPDIR", "HOME", "XDG_CACHE_HOME"), str(tmp_path))
+    program = "import hf_vit.conversion.targets.graphs.runtimes, onnxruntime"
+    subprocess.run([sys.executable, "-c", program], env=others | places, check=True)
+    assert not list(tmp_path.rglob(".ses"))
 
 
 NEEDED = ("executorch", "ruamel.yaml", "flatbuffers")

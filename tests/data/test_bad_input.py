@@ -212,6 +212,15 @@ def test_names_that_are_not_utf_8_are_refused_before_any_work(folder, place):
     refuses(source, r"^the file name .*caf\\udce9.* is not valid UTF-8; rename")
 
 
+@EITHER
+def test_class_names_with_half_a_character_are_refused(folder, streaming):
+    """As programs leave them that cut text of 16-bit characters; JSON can hold it, no result can."""
+    source, name = folder / "l.jsonl", "\ud83d smile"
+    rows = [{"file_name": f"{label}/000.png", "label": label} for label in ("cat", "dog")]
+    source.write_text("".join(json.dumps(row | {"label": row["label"] + name}) + "\n" for row in rows))
+    refuses(source, r"class name '.*\\ud83d smile' has half of a character", streaming=streaming)
+
+
 # ---- bad images
 
 

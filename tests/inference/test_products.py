@@ -514,6 +514,22 @@ def test_calibrated_answers_are_closer(fields: dict[str, Any]):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        (torch.zeros(0, 3, 16, 16), "calibrate has no images"),
+        (torch.full((2, 3, 16, 16), torch.nan), "gives values that are NaN or infinite"),
+        ([torch.zeros(3, 16, 16)], "calibrate is a list; give a tensor"),
+        ("images", "calibrate is a str; give a tensor"),
+    ],
+)
+def test_what_cannot_calibrate_is_refused(images: Any, told: str):
+    model = FAMILIES["plain"].build("classification")
+    with pytest.raises(hf_vit.UserError, match=told):
+        hf_vit.optimize_for_inference(model, quantize="int8", calibrate=images)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
 @torch.no_grad()
 def test_smoothing_changes_no_product():
     generator = torch.Generator().manual_seed(0)

@@ -80,6 +80,15 @@ def test_the_loss_is_the_hand_computed_one(kind, given, weight, temperature, sof
     assert loss.item() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["hard", "logit"])
+@pytest.mark.parametrize("damage", [float("nan"), float("inf")])
+def test_a_damaged_teacher_has_no_most_likely_class(kind, damage, answers):
+    cls, token, taught = answers
+    taught[2, 1] = damage
+    outputs = HfViTImageClassifierOutput(logits=cls, cls_logits=cls, distillation_logits=token)
+    assert distillation_loss(outputs, torch.tensor([0, 2, 1, 1, 0]), taught, DistillationOptions(None, kind)).isnan()
+
+
 # --- teachers ---
 
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from hf_vit.errors import UserError
+
 # Exponent of the inputs' range in a channel's factor; as the weights' ranges become more uneven by it, 1 is too much.
 _MIGRATION = 0.85
 _DAMPING = 0.01  # share of the mean squared input that is added
@@ -24,6 +26,8 @@ class Inputs(NamedTuple):
     def record(cls, inputs: torch.Tensor, before: "Inputs | None") -> "Inputs":
         """Return the record of inputs [.., D], together with what was recorded before."""
         rows = inputs.detach().float().flatten(0, -2)
+        if not (len(rows) and bool(rows.isfinite().all())):
+            raise UserError("calibrate has no images, or gives values that are NaN or infinite; give other images")
         products, lowest, highest = rows.T @ rows, rows.amin(dim=0), rows.amax(dim=0)
         if before is None:
             return cls(products, lowest, highest)

@@ -106,7 +106,7 @@ class Calibration:
     ) -> "Calibration":
         """Load a data set, see `load_data`; raise a UserError if it cannot be read or has too few images."""
         refuse_own_shapes(processor, "--quantize")
-        data = load_data(source, image_size=image_size)
+        data = load_data(source, image_size=image_size, skip_bad_images=True)
 
         def shuffle_rows(split: str) -> list[tuple[str, int]]:
             order = np.random.default_rng(0).permutation(data.num_examples(split) or 0)

@@ -35,6 +35,7 @@ Mode = Literal["dynamic", "static"]
 DENSE = ("MatMul", "Gemm")
 FRAMEWORK = "framework"  # key of OpenVINO's metadata for those of the ONNX graph that it converted
 CACHE_VARIABLE = "HF_VIT_GRAPH_CACHE"  # environment variable: the folder of converted graphs; empty: keep none
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reports its use unless this is set when it starts
 CACHE_BYTES = 2**32  # size of all converted graphs that are kept; those unused for longest are deleted first
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from hf_vit.data.annotations import Target
 from hf_vit.data.fingerprints import describe_changes, hash_content, list_file_states
 from hf_vit.data.images import ImageScan, keep_good, scan_images, shorten_path
+from hf_vit.data.labels import refuse_surrogates
 from hf_vit.data.reading import StreamReader
 from hf_vit.data.sources import DataSource
 from hf_vit.display import Displayed, shorten_list
@@ -63,6 +64,9 @@ class ImageData(Displayed):
     readers: "dict[str, tuple[IterableDataset, StreamReader]]" = field(
         default_factory=dict[str, tuple[Any, StreamReader]], repr=False
     )
+
+    def __post_init__(self) -> None:
+        refuse_surrogates(self.label_names)
 
     def overview(self) -> dict[str, object]:
         """Return what `print` shows, name -> value, with a line per split after the name."""

@@ -16,6 +16,7 @@ _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 # Spaces that look like U+0020; and invisible characters: soft hyphen, zero-width space, direction marks, BOM.
 _BLANK = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NO_WIDTH = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 
 
@@ -25,6 +26,13 @@ def normalize_name(text: str) -> str:
     Invisible characters are removed, except the joiners that words of some scripts need.
     """
     return _BLANK.sub(" ", _NO_WIDTH.sub("", unicodedata.normalize("NFC", text))).strip()
+
+
+def refuse_surrogates(names: Sequence[str]) -> Sequence[str]:
+    """Return class names; raise UserError for half a character, which JSON can hold, but no other file."""
+    if name := next(filter(_SURROGATE.search, names), None):
+        raise UserError(f"the class name {name!a} has half of a character (a surrogate); correct the name")
+    return names
 
 
 def note_similar_names(names: Sequence[str]) -> list[str]:
@@ -77,6 +85,9 @@ class LabelMap:
 
     names: list[str]
     numbers: dict[Any, int]
+
+    def __post_init__(self) -> None:
+        refuse_surrogates(self.names)
 
     @classmethod
     def from_names(cls, names: Sequence[str]) -> "LabelMap":

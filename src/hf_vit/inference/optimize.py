@@ -108,6 +108,8 @@ def optimize_for_inference(
         check_int8(model, device, compile)
     elif calibrate is not None:
         raise UserError("calibrate is for quantize='int8'; give both, or leave calibrate out")
+    if not isinstance(calibrate, torch.Tensor | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UserError(f"calibrate is a {type(calibrate).__name__}; give a tensor of images as the model takes them")
     if merge_tokens is not None:
         check_mergeable(model, merge_tokens)
     options = {"compile": compile, "quantize": quantize, "merge_tokens": merge_tokens}

@@ -22,7 +22,7 @@ from hf_vit.conversion.loading import Source, find_source
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import Runtime
 from hf_vit.data import eval_transform
-from hf_vit.data.labels import normalize_name
+from hf_vit.data.labels import normalize_name, refuse_surrogates
 from hf_vit.data.transforms import get_input_size as get_processor_size
 from hf_vit.data.transforms import keeps_shapes, refuse_own_shapes
 from hf_vit.display import shorten_list
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def get_label_names(model: "nn.Module") -> list[str]:
     """Return a classifier's class names from its config (`id2label`), in the order of its logits."""
     names: dict[int, str] = getattr(model.config, "id2label", None) or {}
-    return [str(names[index]) for index in sorted(names)]
+    return list(refuse_surrogates([str(names[index]) for index in sorted(names)]))
 
 
 def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[int]:

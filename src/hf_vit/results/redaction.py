@@ -39,7 +39,7 @@ _HARMLESS = "".join(
     rf"(?<!{word}[-_. ])" for word in ("class", "cls", "distillation", "dist", "register", "mask", "pad", "bos", "eos")
 )
 _SECRET_NAME = (
-    r"(?:[A-Za-z0-9]+[-_.])*(?:pass(?:word|wd|phrase)|secrets?|credentials?|apikey|auth|"
+    r"(?:[A-Za-z0-9]+[-_.])*(?:pass(?:word|wd|phrase)|secrets?|credentials?|apikey|auth(?:orization)?|"
     r"(?:api|access|secret|private|signing|encryption|account|wandb|comet)[-_.]?key|"
     rf"{_HARMLESS}token)"
 )
@@ -127,16 +127,16 @@ def redact_command(command: str | Sequence[str]) -> str:
     if not command:
         return ""
     program, *arguments = command
-    # PureWindowsPath splits on both separators, as the record may come from another system.
-    name = PureWindowsPath(program).name.removesuffix(".exe")
+    # PureWindowsPath splits on both separators, as the record may come from another system. NAME=VALUE may come first.
+    name = program if "=" in program else PureWindowsPath(program).name.removesuffix(".exe")
     if name == "__main__.py" and PureWindowsPath(program).parent.name == "hf_vit":
         name = "hf-vit"
-    head = ["python", *redact_arguments([program])] if name.endswith(".py") else [name]
+    head = ["python", *redact_arguments([program])] if name.endswith(".py") else redact_arguments([name])
     return shlex.join(head + redact_arguments(arguments))
 
 
 def redact_values(value: "JsonValue") -> "JsonValue":
-    """Return JSON with all texts and keys redacted; text under a key that names a secret is replaced.
+    """Return JSON with all texts and keys redacted; what holds text under a key that names a secret is replaced.
 
     Class names lose secrets but keep their paths. Keys that become equal are numbered, so that no value is lost.
 
@@ -157,7 +157,8 @@ def _redact_values(value: "JsonValue", redact_name: Callable[[str], str]) -> "Js
     new_keys = _redact_keys(value, redact_name)
     redacted: dict[str, JsonValue] = {}
     for key, item in value.items():
-        if isinstance(item, str) and re.fullmatch(_SECRET_NAME, key, re.I):
+        is_text = isinstance(item, str if redact_name is redact_message else str | list | dict)  # classes have numbers
+        if is_text and re.fullmatch(_SECRET_NAME, key, re.I):
             redacted[new_keys[key]] = REDACTED
         else:  # names of classes may look like paths, which `redact_message` keeps
             redacted[new_keys[key]] = _redact_values(item, redact_message if key in _CLASS_FIELDS else redact_name)

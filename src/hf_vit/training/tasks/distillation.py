@@ -162,6 +162,7 @@ def distillation_loss(
     logits = student_logits if student_logits.dtype == torch.float64 else student_logits.float()
     if temperature is None:
         losses = F.cross_entropy(logits, teacher_logits.argmax(dim=1), reduction="none")
+        losses = losses + 0 * teacher_logits.amax(dim=1)  # NaN has an argmax too, but is no target
     else:
         student = F.log_softmax(logits / temperature, dim=1)
         teacher = F.log_softmax(teacher_logits.to(logits.dtype) / temperature, dim=1)

@@ -301,21 +301,22 @@ class HfViTTrainer(Trainer):
             self._diverged_at = current if earlier is None else torch.where(earlier > 0, earlier, current)
         elif not bool(is_finite):
             rate = cast(torch.optim.Optimizer, self.optimizer).param_groups[0]["lr"]
-            self._raise_diverged(f"{float(loss.mean())} at step {step} (learning rate {rate:.3g}")
+            self._raise_diverged(step, f"{float(loss.mean())} at step {step} (learning rate {rate:.3g}")
         return loss
 
     def _raise_if_diverged(self) -> None:
         """Raise if the loss of an earlier step was not finite."""
         step = int(self._diverged_at or 0)
         if step:
-            self._raise_diverged(f"NaN or infinite at step {step} (noticed at step {self.state.global_step}")
+            self._raise_diverged(step, f"NaN or infinite at step {step} (noticed at step {self.state.global_step}")
 
-    def _raise_diverged(self, description: str) -> NoReturn:
+    def _raise_diverged(self, step: int, description: str) -> NoReturn:
         """Raise the error of a loss that is not finite; the description leaves a bracket open."""
-        raise DivergedError(
-            f"the loss became {description}, gradients clipped at {self.args.max_grad_norm:g}); use a lower "
-            "learning rate, a longer warm-up, or gradient clipping (1.0)"
-        )
+        remedy = "use a lower learning rate, a longer warm-up, or gradient clipping (1.0)"
+        if step == 1:
+            remedy = "no weight has changed yet, so model or teacher are damaged; use another checkpoint"
+        clipping = f"gradients clipped at {self.args.max_grad_norm:g}"
+        raise DivergedError(f"the loss became {description}, {clipping}); {remedy}")
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return the Trainer's count for these inputs, but count the model's parameters only once per training."""
