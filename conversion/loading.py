@@ -19,7 +19,14 @@ from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.errors import UserError
 from hf_vit.families import DenseHead, Door, Family, find_family, find_head_type, get_first_class_name, refuse_own_class
 from hf_vit.models.configuration_hf_vit import HfBaseConfig
-from hf_vit.repositories.reading import CONFIG, check_references, download_model, explain_load_errors, read_json_object
+from hf_vit.repositories.reading import (
+    CONFIG,
+    check_references,
+    download_model,
+    explain_load_errors,
+    read_json_object,
+    refuse_unread_weights,
+)
 from hf_vit.variants import looks_like_variant, variant_config
 
 _logger = logging.getLogger("hf_vit.conversion")
@@ -137,6 +144,7 @@ class Source:
             return _build_from_plan(self.checkpoint, self.plan, dtype)
         with explain_load_errors(self.name), quiet_transformers():
             model, report = model_class.from_pretrained(self.path, dtype=dtype, output_loading_info=True)
+        refuse_unread_weights(model, report["unexpected_keys"], self.name)
         if missing := sorted(report["missing_keys"]):
             more = f" and {len(missing) - 1} more weights" if len(missing) > 1 else ""
             raise UserError(

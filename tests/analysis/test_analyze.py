@@ -31,7 +31,7 @@ from hf_vit.analysis.rollout import draw_overlays
 from hf_vit.data import load_data, make_processor
 from hf_vit.errors import UserError
 from hf_vit.hub.card import write_card
-from hf_vit.results.facts import Facts, append_record, make_record
+from hf_vit.results.facts import Facts, append_record, lock_folder, make_record
 
 SETTINGS = AnalysisSettings(num_images=9, batch_size=4, num_pictures=3, cka_batch_size=5)
 ATTENTION = ["attention_distance", "attention_entropy", "attention_rollout", "head_maps"]
@@ -246,6 +246,9 @@ def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_p
         UserError, match=r"attention_entropy of a run with other inputs \(model differ\); choose another --output"
     ):
         analyze(other, pictures, tmp_path / "out", settings=SETTINGS, **options)
+    (tmp_path / "busy").mkdir()
+    with lock_folder(tmp_path / "busy"), pytest.raises(UserError, match="another process is writing to"):
+        analyze(saved, pictures, tmp_path / "busy", settings=SETTINGS, **options)
     with pytest.raises(UserError, match=r"of a run with other inputs \(images, settings differ\)"):
         analyze(saved, pictures, tmp_path / "out", settings=AnalysisSettings(num_images=4), **options)
     (tmp_path / "mine").mkdir()

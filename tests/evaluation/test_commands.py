@@ -1,6 +1,7 @@
 """`hf-vit evaluate` and `hf-vit predict`, as a user meets them."""
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -18,7 +19,7 @@ from transformers import pipeline
 
 from hf_vit import HfViTConfig
 from hf_vit.data import load_data
-from hf_vit.evaluation import evaluate_protocol, plot_wrong_images, predict
+from hf_vit.evaluation import evaluate, evaluate_protocol, plot_wrong_images, predict
 from hf_vit.evaluation.protocols import registry
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, find_recipe
@@ -140,6 +141,19 @@ def test_what_was_measured_is_told_where_it_cannot_be_kept(fails, save_classifie
         "was replaced during the measurement",
         "(the results are: top-1 accuracy ",
     )
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_read_only_model_is_told_before_it_is_measured(fails, save_classifier, class_folders, monkeypatch, tmp_path):
+    """And measured with an output of its own."""
+    folder = save_classifier()
+    before = sorted(folder.iterdir())
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)  # rights do not bind root
+    with monkeypatch.context() as context:
+        context.setattr(registry, "evaluate_protocol", None)
+        fails(("evaluate", folder, "--data", class_folders), "is read-only", "add --output DIR")
+    evaluate(folder, str(class_folders), output=tmp_path / "out")
+    assert (tmp_path / "out" / "top1.json").is_file()
     assert sorted(folder.iterdir()) == before
 
 

@@ -28,9 +28,12 @@ from transformers import (
     ViTModel,
 )
 
+from hf_vit import from_hub
+from hf_vit.conversion.loading import find_source
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
 from hf_vit.loading.outputs import PRE_LOGITS, compute_depth_features, compute_pre_logits, find_class_token
+from hf_vit.loading.start import build_classifier
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
 
@@ -246,6 +249,7 @@ CONFIG, WEIGHTS, PROCESSOR = "config.json", "model.safetensors", "preprocessor_c
         (CONFIG, {"model_type": "perceptron"}, "cannot be read as a model: .*perceptron"),
         (CONFIG, '{"model_type": "hf_vit", "image_size": 8, "patch_size": 9}', "image_size=8 does not fit patch"),
         (CONFIG, {"hidden_size": 32}, r"do not fit its config\.json: their shapes differ"),
+        (CONFIG, {"num_hidden_layers": 2}, r"the weights vit\.layers\.1\..* and 13 more of .* are missing; download"),
         (CONFIG, {"num_channels": 1}, "num_channels=1"),
         (WEIGHTS, None, r"no weights, because model\.safetensors"),
         (WEIGHTS, "half", "weights of .* are damaged"),
@@ -268,6 +272,33 @@ def test_what_does_not_load_is_told(save_classifier, name, change, message, capf
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", ""), "loading is quiet"
+
+
+def test_layers_that_the_config_leaves_out_are_told(save_classifier):
+    harm(folder := save_classifier(num_hidden_layers=2), CONFIG, {"num_hidden_layers": 1})
+    with pytest.raises(UserError, match=r"do not fit its config\.json, whose model has no vit\.layers\.1\."):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "changed", "unread"),
+    [
+        ({"num_hidden_layers": 2}, {"num_hidden_layers": 1}, "vit.layers.1.attention.k_proj.bias"),
+        ({"use_qk_norm": True}, {"use_qk_norm": False}, "vit.layers.0.attention.k_layernorm.bias"),
+        ({"num_register_tokens": 2}, {"num_register_tokens": 0}, "vit.embeddings.register_tokens"),
+        ({"norm_before_layers": True}, {"norm_before_layers": False}, "vit."),
+    ],
+)
+def test_weights_that_the_config_leaves_out_are_told(fields, changed, unread, tmp_path):
+    """transformers ignores them, and the model computes something else."""
+    model = FAMILIES["plain"].build("classification", **fields)
+    model.save_pretrained(tmp_path)
+    make_processor().save_pretrained(tmp_path)
+    harm(tmp_path, CONFIG, changed)
+    fresh_head = {"image_size": (16, 16), "dropout": None, "drop_path": None, "new_head": True, "head_bias": 0.0}
+    for load in (load_model, from_hub, lambda folder: build_classifier(find_source(folder), ["a", "b"], **fresh_head)):
+        with pytest.raises(UserError, match=rf"do not fit its config\.json, whose model has no {unread}"):
+            load(tmp_path)
 
 
 def test_other_sources_and_devices_are_told(save_classifier):

@@ -42,7 +42,7 @@ from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints, parse_step
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import describe_engine, record_engine
 from hf_vit.results.documents import Document, ModelInput, list_differing_fields
-from hf_vit.results.facts import Facts, Record, append_record, is_recorded, make_record
+from hf_vit.results.facts import Facts, Record, append_record, is_recorded, lock_folder, make_record
 from hf_vit.results.figures import PictureFormat, encode_figure, render_report
 from hf_vit.writing import write_atomically
 
@@ -351,7 +351,10 @@ def analyze(
         for name in applicable:
             _measure(ANALYSES[name](context), run)
         return run
-    _run_analyses(applicable, run, context, Path(output), picture_format, report or (lambda line: None))
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder, wait=False):  # two runs in one folder could mix their files
+        _run_analyses(applicable, run, context, folder, picture_format, report or (lambda line: None))
     run.record = save_analyses(run, command=command, seed=settings.seed, device=device)
     if loaded.folder is not None:
         refresh_card(loaded.folder)  # also if an earlier run was killed between the record and the card
@@ -368,7 +371,6 @@ def _run_analyses(
 ) -> None:
     """Run the analyses that the folder does not hold yet, add them to the run, and write a report of all of them."""
     documents = _read_finished(folder, context)  # by name
-    folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     for name in names:
         if name in documents:

@@ -45,7 +45,8 @@ def evaluate(
         model: see `load_model`: a folder, a Hub id, "timm:NAME", a checkpoint, or (model, image processor).
         data: see `load_data`, or its result.
         protocol: a name in `PROTOCOLS`; by default "segmentation" or "detection" for such models, else "top1".
-        output: folder for metrics and plots; by default plots are written to the model's folder.
+        output: folder for metrics and plots; by default plots are written to the model's folder. Needed if that folder
+            is read-only, where nothing is recorded.
         device: torch device, by default a GPU if there is one.
         command: the command line for the record.
         **options: options of `evaluate_protocol` and of the protocol.
@@ -59,11 +60,16 @@ def evaluate(
     # Imported here, because protocols take a second to import and `predict` needs none.
     from hf_vit.evaluation.protocols.frame import percent
     from hf_vit.evaluation.protocols.registry import evaluate_protocol
-    from hf_vit.evaluation.saving import find_own_plots, save_protocol
+    from hf_vit.evaluation.saving import find_own_plots, is_writable, save_protocol
     from hf_vit.hub.card import refresh_card
 
     refuse_output_in(data, output)
     protocol = protocol or _find_dense_task(model) or "top1"
+    if output is None and isinstance(model, str | os.PathLike) and Path(model).is_dir() and not is_writable(model):
+        raise UserError(
+            f"the folder {model} is read-only, but the results are written to it; add --output DIR (output=...), or "
+            "make the folder writable"
+        )
     if output is not None:
         find_own_plots(Path(output) / f"{protocol.replace('-', '_')}.json")
     run = evaluate_protocol(protocol, model, data, device=device, **options)
@@ -72,7 +78,7 @@ def evaluate(
     except UserError as error:
         measured = ", ".join(f"{name} {percent(value)}" for name, value in run.result.headline().items())
         raise UserError(f"{error} (the results are: {measured})") from error
-    if run.examination.loaded.folder is not None:
+    if run.examination.loaded.folder is not None and run.record is not None:
         refresh_card(run.examination.loaded.folder)
     return run
 

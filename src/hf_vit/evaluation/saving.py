@@ -52,7 +52,7 @@ def save_protocol(
         device: torch device of the evaluation.
 
     Returns:
-        The record, or None for a model without a folder.
+        The record, or None for a model without a folder, or in one that is read-only.
     """
     if folder is None:
         run.examination.loaded.check_same_folder()
@@ -60,7 +60,7 @@ def save_protocol(
     name = run.protocol.replace("-", "_")
     if output is not None:
         _write_document(run, Path(output), name)
-    if model_folder is None:
+    if model_folder is None or (output is not None and not is_writable(model_folder)):
         return None
     card_plots: list[str] = []
     if output is None and may_replace_plots(run.examination, run.protocol, model_folder):
@@ -77,6 +77,11 @@ def save_protocol(
     )
     append_record(model_folder, record)
     return record
+
+
+def is_writable(folder: str | os.PathLike[str]) -> bool:
+    """Return whether this user may write into a folder."""
+    return os.access(folder, os.W_OK)
 
 
 def _write_document(run: ProtocolRun, output: Path, name: str) -> None:

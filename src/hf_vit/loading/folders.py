@@ -17,7 +17,7 @@ from hf_vit.environment import pick_device
 from hf_vit.errors import UserError, get_first_line
 from hf_vit.families import get_first_class_name
 from hf_vit.loading.outputs import TASKS
-from hf_vit.repositories.reading import WEIGHTS, download_model, explain_load_errors
+from hf_vit.repositories.reading import WEIGHTS, download_model, explain_load_errors, refuse_unread_weights
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -102,12 +102,14 @@ def load_weights(source: Source, auto_class: Any, head: str) -> Any:
         raise UserError(
             f"{name} cannot be loaded: {get_first_line(error)}; save the model again with save_pretrained"
         ) from error
+    refuse_unread_weights(model, report["unexpected_keys"], name)
     missing = sorted(report["missing_keys"])
     if not head:  # checkpoints of other heads have no pooler
         missing = [key for key in missing if "pooler" not in key]
     if missing:
         missing_names = shorten_list(missing, 3)
-        if head == "ForImageClassification":
+        is_head_missing = not all(key.startswith(f"{model.base_model_prefix}.") for key in missing)
+        if head == "ForImageClassification" and is_head_missing:
             raise UserError(
                 f"{name} has no trained classification head (the weights {missing_names} are missing); fine-tune "
                 "it first with hf-vit finetune"

@@ -20,11 +20,10 @@ from hf_vit.families import AUTO_CLASSES, Door, find_family, get_problem_type
 from hf_vit.loading.graphs import find_graph
 from hf_vit.models.configuration_hf_vit import HfBaseConfig, as_pair
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
-from hf_vit.repositories.reading import explain_load_errors
+from hf_vit.repositories.reading import COUNTER, explain_load_errors, refuse_unread_weights
 
 _HEADS = ("classifier", "distillation_classifier")
 _POOLER = ("vit.pooler.", "pooler.")  # checkpoints of patch prediction have none
-_COUNTER = "num_batches_tracked"  # unused buffer of batch norms, which DETR's frozen ones lack
 # Prefixes of parameters that are initialized for a door (kind of model) even if a checkpoint is loaded.
 _NEW: Mapping[Door, tuple[str, ...]] = {
     "model": (),
@@ -330,9 +329,10 @@ def _load(
             **weights,
             **sizes,
         )
+    refuse_unread_weights(model, report["unexpected_keys"], source.name)
     allowed = (*new, *_POOLER) if source.door == "masked_prediction" else new
     mismatched_keys = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
-    missing_keys = {key for key in report["missing_keys"] if not key.endswith(_COUNTER)}
+    missing_keys = {key for key in report["missing_keys"] if not key.endswith(COUNTER)}
     misfits = sorted(key for key in {*missing_keys, *mismatched_keys} if not key.startswith(allowed))
     if misfits:
         keys = shorten_list(misfits, 3)

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 from pickle import UnpicklingError
@@ -23,6 +23,9 @@ from hf_vit.repositories.hub import explain_hub_error, list_causes
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order of preference
 POINTER = b"version https://git-lfs"  # how a file begins that git has in place of a large one
+COUNTER = "num_batches_tracked"  # unused buffer of batch norms, which DETR's frozen ones lack
+_LAYER = re.compile(r"(.*?\.)\d+\.")  # how the weights of a layer begin, and of the list that it is in
+_OF_OTHER_TASKS = re.compile(rf"\.pooler\.|\.mask_token$|\.{COUNTER}$")
 _INDEXES = tuple(f"{name}.index.json" for name in WEIGHTS)
 _DESCRIPTIONS = (CONFIG, ADAPTER, "preprocessor_config.json", "processor_config.json")
 _MAX_JSON_BYTES = 32 * 2**20  # bytes; an index of 1,000 layers has less than one MiB
@@ -125,6 +128,25 @@ def explain_load_errors(name: str) -> Generator[None]:
                 "again with save_pretrained"
             )
         raise UserError(message) from error
+
+
+def refuse_unread_weights(model: Any, unexpected_keys: Collection[str], name: str) -> None:
+    """Raise UserError if a checkpoint holds weights of the model's body that its config.json leaves out.
+
+    They are layers beyond the last one; of this package's models also others, but not those of another task. Layers
+    of other libraries' checkpoints may hold more, such as buffers. transformers ignores all of them.
+    """
+    is_ours = str(model.config.model_type).startswith("hf_")
+    layers = {match[0]: match[1] for key in model.state_dict() if (match := _LAYER.match(key))}
+    for key in sorted(unexpected_keys):
+        match = _LAYER.match(key)
+        is_in_layers = bool(match) and match[1] in layers.values() and (is_ours or match[0] not in layers)
+        is_in_body = is_ours and key.startswith(f"{model.base_model_prefix}.")
+        if (is_in_layers or is_in_body) and not _OF_OTHER_TASKS.search(key):
+            raise UserError(
+                f"the weights of {name} do not fit its config.json, whose model has no {key}; give the config.json "
+                "that belongs to them, or save the model again with save_pretrained"
+            )
 
 
 def check_references(folder: Path, name: str) -> None:
