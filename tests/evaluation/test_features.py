@@ -29,11 +29,10 @@ from transformers import (
 )
 
 from hf_vit import from_hub
-from hf_vit.conversion.loading import find_source
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
 from hf_vit.loading.outputs import PRE_LOGITS, compute_depth_features, compute_pre_logits, find_class_token
-from hf_vit.loading.start import build_classifier
+from hf_vit.training import finetune
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
 
@@ -292,13 +291,12 @@ def test_layers_that_the_config_leaves_out_are_told(save_classifier):
 def test_weights_that_the_config_leaves_out_are_told(fields, changed, unread, tmp_path):
     """transformers ignores them, and the model computes something else."""
     model = FAMILIES["plain"].build("classification", **fields)
-    model.save_pretrained(tmp_path)
-    make_processor().save_pretrained(tmp_path)
-    harm(tmp_path, CONFIG, changed)
-    fresh_head = {"image_size": (16, 16), "dropout": None, "drop_path": None, "new_head": True, "head_bias": 0.0}
-    for load in (load_model, from_hub, lambda folder: build_classifier(find_source(folder), ["a", "b"], **fresh_head)):
+    model.save_pretrained(tmp_path / "model")
+    make_processor().save_pretrained(tmp_path / "model")
+    harm(tmp_path / "model", CONFIG, changed)
+    for load in (load_model, from_hub, lambda folder: finetune(folder, "digits", tmp_path / "out")):
         with pytest.raises(UserError, match=rf"do not fit its config\.json, whose model has no {unread}"):
-            load(tmp_path)
+            load(tmp_path / "model")
 
 
 def test_other_sources_and_devices_are_told(save_classifier):
