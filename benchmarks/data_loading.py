@@ -14,14 +14,13 @@ first batch to its last; the first starts the workers, and hf_vit keeps the deco
 6. "decoded": augmentation alone on one core, of batches of 224 px: a random crop and mirroring, and RandAugment after
    them. hf_vit draws for every image; torchvision's v2 is given the whole batch, for which it draws once.
 
-With `--idx FOLDER` of IDX files, such as Debian's `dataset-fashion-mnist`, it measures instead, and adds to the output:
-the seconds and the memory, beyond those of the imports, until the first step of `finetune` on these images as IDX, as
+With `--idx FOLDER` of IDX files, such as Debian's `dataset-fashion-mnist`, it measures instead (`first_step.json`): the
+seconds and the memory, beyond those of the imports, until the first step of `finetune` on these images as IDX, as
 one parquet file a split and as PNG files, where nothing is cached and once more; and how fast photographs of 12
 megapixels are trained on, predicted and embedded by a tiny model, beside torchvision's loader alone.
 """
 
 import itertools
-import json
 import os
 import tarfile
 import tempfile
@@ -314,11 +313,10 @@ def write_forms(idx: Path, folder: Path) -> dict[str, Path]:
     return {"IDX": idx, "parquet": folder / "parquet", "PNG files": folder / "png"}
 
 
-def add_ready(settings: Any) -> None:
-    """Measure the way to the first step and photographs, and add the record to that of the loaders."""
+def measure_first_step(settings: Any) -> None:
+    """Measure the way to the first step, and photographs."""
     with tempfile.TemporaryDirectory() as temporary_folder:
         folder = Path(temporary_folder)
-        output, settings.output = settings.output, folder / "record.json"
         report = Script(settings)
         forms = write_forms(settings.idx, folder)
         for turn in range(settings.turns):
@@ -352,28 +350,25 @@ def add_ready(settings: Any) -> None:
                 rates = {"images_per_second": count / values["seconds"], "mb": values["mb"]}
                 report.record(turn=turn, work=f"photographs, {command}", **rates)
         report.finish()
-        if output is not None:
-            record = json.loads(output.read_text()) | {"ready": json.loads(settings.output.read_text())}
-            output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def main() -> None:
     options = parser(__doc__, turns=5)
     options.add_argument("--images", type=int, default=1024)
+    options.add_argument("--layouts", nargs="+", help='names such as "JPEG files" (default: all)')
     options.add_argument("--idx", type=Path, help="folder of IDX files to measure the way to the first step with")
     settings = options.parse_args()
     datasets.disable_progress_bars()
     if settings.idx is not None:
-        add_ready(settings)
+        measure_first_step(settings)
         return
     import webdataset
 
-    output = settings.output
-    ready = json.loads(output.read_text()).get("ready") if output is not None and output.exists() else None
     report = Script(settings)
     measure_augmentation(report)
     with tempfile.TemporaryDirectory() as temporary_folder:
         layouts = write_layouts(Path(temporary_folder), settings.images)
+        layouts = {name: layouts[name] for name in settings.layouts or layouts}
         turns_by_case: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
         for _ in range(settings.turns):
             for name, layout in layouts.items():
@@ -393,8 +388,7 @@ def main() -> None:
                 both = {"theirs": theirs, "hf_vit": hf_vit_seconds}
                 row[f"hf_vit_{title}"] = compute_speed_ratio(both, "hf_vit", "theirs")
         report.record(**row)
-    whole = {"ready": ready} if ready else {}
-    report.finish(images=settings.images, workers=WORKERS, batch_size=BATCH, webdataset=webdataset.__version__, **whole)
+    report.finish(images=settings.images, workers=WORKERS, batch_size=BATCH, webdataset=webdataset.__version__)
 
 
 if __name__ == "__main__":

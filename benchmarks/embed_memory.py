@@ -1,28 +1,43 @@
-"""Measure the memory of `embed` from ten thousand to a million images.
+"""Measure the memory of `embed` from ten thousand to a million images, and its throughput beside the model alone.
 
 Parquet files of 10,000 noisy images of 8 px each, read as a stream by two processes, of this machine or of Ray. The
 memory is the most that the command and all it starts hold together at a time beyond what was there before (a page that
 several share counts once), looked at five times a second. Ray's own processes and its object store are part of it.
+
+With `--throughput N` it measures instead: seconds, and seconds of processors, per image of a
+S/16 in two processes of one thread, with images that are stored decoded (224 px) and as JPEG of 512 px, from the first
+quarter of N images to the last file but one. The model alone is two processes that repeat one batch. Other processes
+change the seconds, and those of processors much less; Ray's run at the priority of all others.
 """
 
+import itertools
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pyarrow as pa
 import torch
+from jpeg import write_images as write_jpeg_files
+from PIL import Image
 from pyarrow import parquet
-from script import Script, parser, save_with_processor, vit_sizes
+from script import Script, alternate, parser, save_with_processor, vit_sizes
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data.builtin import encode_netpbm
+from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio
 
-PER_FILE, SIDE, PROCESSES, PAUSE = 10_000, 8, 2, 0.2
+PER_FILE, SIDE, PROCESSES, PAUSE, PER_BATCH = 10_000, 8, 2, 0.2, 32
+
+Seconds = tuple[float, float]  # per image: of time, and of all processors
 
 
 def write_images(folder: Path, images: int) -> None:
@@ -51,26 +66,118 @@ def count_bytes(processes: list[psutil.Process]) -> int:
     return total
 
 
-def measure_peak(arguments: list[str], folder: Path) -> int:
-    """Return the peak bytes held by a command."""
-    peak = 0
+def run_embed(arguments: str, folder: Path, look: Callable[[psutil.Process], None] = lambda command: None) -> None:
+    """Run `embed` in two processes, and look at it five times a second."""
+    words = f"embed model {arguments} --split train --num-processes {PROCESSES} --device cpu --no-optimize".split()
     with (folder / "log.txt").open("w") as log:
-        command = psutil.Popen(
-            [sys.executable, "-m", "hf_vit", *arguments], cwd=folder, stdout=log, stderr=subprocess.STDOUT
-        )
+        program = [sys.executable, "-m", "hf_vit", *words]
+        command = psutil.Popen(program, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
         while command.poll() is None:
-            peak = max(peak, count_bytes([command, *command.children(recursive=True)]))
+            look(command)
             time.sleep(PAUSE)
     if command.returncode:
         raise RuntimeError((folder / "log.txt").read_text()[-500:])
-    return peak
+
+
+def measure_peak(arguments: str, folder: Path) -> int:
+    """Return the peak bytes held by `embed`."""
+    peaks = [0]
+
+    def look(command: psutil.Process) -> None:
+        with suppress(psutil.NoSuchProcess):
+            peaks.append(count_bytes([command, *command.children(recursive=True)]))
+
+    run_embed(arguments, folder, look)
+    return max(peaks)
+
+
+ALONE = """
+import sys, time, torch
+from hf_vit.evaluation.reading import compute_features
+from hf_vit.loading import load_model
+torch.set_num_threads(1)
+loaded, images = load_model(sys.argv[1], device="cpu"), int(sys.argv[2])
+pixel_values = torch.randn(32, 3, 224, 224)
+with torch.inference_mode():
+    compute_features(loaded.model, pixel_values)
+    start = time.perf_counter(), time.process_time()
+    for _ in range(images // 32):
+        compute_features(loaded.model, pixel_values)
+    print(*(end - begin for begin, end in zip(start, (time.perf_counter(), time.process_time()))))
+"""
+
+
+def write_sources(folder: Path, images: int) -> None:
+    """Write a S/16, and the same photographs as decoded images of its size and as JPEG, in parquet files."""
+    torch.manual_seed(0)
+    sizes = vit_sizes(384, 1536, heads=6, image_size=224, patch_size=16, num_hidden_layers=12, num_labels=2)
+    save_with_processor(HfViTForImageClassification(HfViTConfig(**sizes)), folder / "model")
+    paths = write_jpeg_files(folder, 64, 512)
+    pixels = [np.asarray(Image.open(path).resize((224, 224))).tobytes() for path in paths]
+    forms = {"decoded": [encode_netpbm(each, (224, 224)) for each in pixels], "JPEG": [*map(Path.read_bytes, paths)]}
+    for form, contents in forms.items():
+        (folder / form).mkdir()
+        stored = [{"bytes": contents[number % 64], "path": None} for number in range(images)]
+        table = pa.table({"image": stored, "label": ["ab"[number % 2] for number in range(images)]})
+        parquet.write_table(table, folder / form / "train-0.parquet")
+
+
+def time_alone(folder: Path, images: int) -> Seconds:
+    """Return the seconds per image of two processes that run the model, and those of processors."""
+    command = [sys.executable, "-W", "ignore", "-c", ALONE, folder / "model", str(images // PROCESSES)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(PROCESSES)]
+    ends = [process.communicate()[0].split()[-2:] for process in started]
+    wall, cpu = (sum(map(float, seconds)) / images for seconds in zip(*ends, strict=True))
+    return wall / PROCESSES, cpu
+
+
+def time_embed(folder: Path, form: str, runner: str) -> Seconds:
+    """Return the seconds per image of `embed`, and those of processors, its start and end left out."""
+    states: list[tuple[int, float, float]] = []
+
+    def look(command: psutil.Process) -> None:
+        with suppress(psutil.NoSuchProcess):
+            times = [process.cpu_times() for process in (command, *command.children(recursive=True))]
+            files = len([*Path(output).glob("*.parquet")])
+            states.append((files, time.perf_counter(), sum(each.user + each.system for each in times)))
+
+    with tempfile.TemporaryDirectory(dir=folder) as output:
+        run_embed(f"--data {form} --output {output} --runner {runner} --rows-per-file {PER_BATCH}", folder, look)
+    files = states[-1][0]
+    changes = [state for previous, state in itertools.pairwise(states) if files // 4 <= previous[0] < state[0] < files]
+    images = PER_BATCH * (changes[-1][0] - changes[0][0])
+    wall, cpu = ((end - start) / images for start, end in zip(changes[0][1:], changes[-1][1:], strict=True))
+    return wall, cpu
+
+
+def measure_throughput(report: Script) -> None:
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (Ray's own name)
+    images, turns = report.options.throughput, report.options.turns
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        folder = Path(temporary_folder)
+        write_sources(folder, images)
+        for form in ("decoded", "JPEG"):
+            ways = {runner: partial(time_embed, folder, form, runner) for runner in report.options.runner}
+            seconds = alternate({"model alone": partial(time_alone, folder, images), **ways}, turns)
+            for runner in seconds:
+                row: dict[str, Any] = {"stored": form, "runner": runner}
+                for number, kind in enumerate(("wall", "cpu")):
+                    sides = {name: [value[number] for value in each] for name, each in seconds.items()}
+                    row[f"{kind}_ms"] = round(1000 * compute_quartiles(sides[runner]).median, 2)
+                    row[f"share_of_model_{kind}"] = compute_speed_ratio(sides, runner, "model alone")
+                report.record(**row)
+    report.finish(processes=PROCESSES, images=images)
 
 
 def main() -> None:
     options = parser(__doc__, turns=1)
     options.add_argument("--images", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     options.add_argument("--runner", nargs="+", default=["local", "ray"], choices=["local", "ray"])
+    options.add_argument("--throughput", type=int, metavar="N", help="measure images/s on N images, not the memory")
     report = Script(options.parse_args())
+    if report.options.throughput is not None:
+        measure_throughput(report)
+        return
     with tempfile.TemporaryDirectory() as temporary_folder:
         folder = Path(temporary_folder)
         write_model(folder / "model")
@@ -78,9 +185,8 @@ def main() -> None:
             write_images(folder / str(images), images)
             for runner in report.options.runner:
                 output = f"{runner}-{images}"
-                arguments = f"embed model --data {images} --streaming --split train --output {output} --runner {runner}"
-                arguments += f" --num-processes {PROCESSES} --batch-size 512 --device cpu --no-optimize"
-                peak = measure_peak(arguments.split(), folder)
+                arguments = f"--data {images} --streaming --output {output} --runner {runner} --batch-size 512"
+                peak = measure_peak(arguments, folder)
                 rows = sum(parquet.read_metadata(path).num_rows for path in (folder / output).glob("*.parquet"))
                 if rows > images or rows < 0.7 * images:  # validation and test are cut from it
                     raise RuntimeError(f"{rows} rows of {images} images")
