@@ -4,10 +4,10 @@ Parquet files of 10,000 noisy images of 8 px each, read as a stream by two proce
 memory is the most that the command and all it starts hold together at a time beyond what was there before (a page that
 several share counts once), looked at five times a second. Ray's own processes and its object store are part of it.
 
-With `--throughput N` it measures instead: seconds, and seconds of processors, per image of a
-S/16 in two processes of one thread, with images that are stored decoded (224 px) and as JPEG of 512 px, from the first
-quarter of N images to the last file but one. The model alone is two processes that repeat one batch. Other processes
-change the seconds, and those of processors much less; Ray's run at the priority of all others.
+With `--throughput N` it measures instead: seconds, and seconds of processors, per image of a S/16 in two processes of
+one thread, with images that are stored decoded (224 px) and as JPEG of 512 px, from the first quarter of N images to
+the last file but one. The model alone is two processes that repeat one batch. Other processes change all of it; against
+them Ray's processes, which usually give way, have the priority of all others.
 """
 
 import itertools
