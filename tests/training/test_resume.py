@@ -366,6 +366,13 @@ def test_tune_auto_trains_the_best_of_short_trials_and_goes_on_after_a_kill(tiny
     assert (finished.recipe.tune, finished.trials) == (best, result.trials)
 
 
+def test_tune_auto_tries_each_choice_at_a_rate_of_its_own(tiny_checkpoint, colours, tmp_path):
+    done = finetune(str(tiny_checkpoint), str(colours), tmp_path / "own", tune="auto", steps=10, batch_size=16)
+    rates = {trial["tune"]: trial["learning_rate"] for trial in done.trials}
+    assert rates == pytest.approx({"head": 1e-2, "lora": 1e-3, "all": 1e-4})  # the recipe's grid begins with 1e-4
+    assert done.recipe.learning_rate == rates[done.recipe.tune]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

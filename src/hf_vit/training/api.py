@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 # with LoRA and three with all weights, so that trials and training together cost at most 0.3 * (1 + 2 + 3) + 1 = 2.8
 # times a training of the head alone, and less for the others.
 _TRIAL_SHARE = 0.3
+# Times the lowest rate of the recipe's grid: the fewer weights, the larger the best rate. Of DINOv2-S/14 on 100 images
+# the trials of benchmarks/real_images.py chose these.
+_RATE_FACTORS = {"head": 100, "lora": 10, "all": 1}
 
 
 def finetune(
@@ -76,7 +79,8 @@ def finetune(
         self_training: a teacher, and the images that it labels.
         lr_sweep: True tries every learning rate of the recipe's grid, a sequence tries its rates. The run with the best
             validation score is kept, and only that one is evaluated on the test split. (`tune="auto"` of the recipe
-            tries head, LoRA and all weights likewise, but for a share of the steps.)
+            tries head, LoRA and all weights likewise, but for a share of the steps, and without `learning_rate` each at
+            a rate of its own.)
         runner: "ray" trains the learning rates of a sweep together, each on a GPU or with as many cores as here. All
             machines need model, data and output under the same names.
         address: HOST:PORT of a Ray cluster; by default Ray is started on this machine.
@@ -102,7 +106,8 @@ def finetune(
     else:
         training_task = Classification() if distillation is None else Distillation(distillation, run_options.device)
     with open_runner(runner, address, run_options.device) as ray:
-        train = _tune if job.recipe.tune == "auto" else train_once
+        has_own_rate = isinstance(recipe, Recipe) or settings.get("learning_rate") is not None
+        train = partial(_tune, has_own_rate) if job.recipe.tune == "auto" else train_once
         if rates:
             train = partial(_sweep, rates, ray)
         result: FinetuneResult = run_job(training_task, job, report_line, train)
@@ -292,10 +297,13 @@ def _record_trials(job: Job, settings: dict[str, Any]) -> None:
     )
 
 
-def _tune(task: Task[Any], job: Job, start: Start, report_line: ReportLine) -> tuple[Run, HfViTTrainer]:
+def _tune(
+    has_own_rate: bool, task: Task[Any], job: Job, start: Start, report_line: ReportLine
+) -> tuple[Run, HfViTTrainer]:
     """Try head, LoRA and all weights for a share of the steps, then train with the best one by validation.
 
-    Trials and training are separate runs in OUTPUT/checkpoints, so that a killed one can be resumed.
+    Unless the user gave a learning rate, each has one of `_RATE_FACTORS` times the lowest of the recipe's. Trials and
+    training are separate runs in OUTPUT/checkpoints, so that a killed one can be resumed.
     """
     steps = count_steps(job.recipe, start.data.num_examples("train"))
     trial_steps = int(_TRIAL_SHARE * steps)
@@ -309,23 +317,30 @@ def _tune(task: Task[Any], job: Job, start: Start, report_line: ReportLine) -> t
         length = getattr(job.recipe, name)  # steps or, if below 1, a share of the training
         lengths[name] = length if length < 1 else max(1, round(_TRIAL_SHARE * length))
     short = job.recipe.override(steps=trial_steps, evaluations=1, **lengths)
-    recipes = {"head": short.override(tune="head")}
+    lowest = min(job.recipe.learning_rates, default=job.recipe.learning_rate)
+
+    def make_trial(choice: str) -> Recipe:
+        rate = job.recipe.learning_rate if has_own_rate else _RATE_FACTORS[choice] * lowest
+        return short.override(tune=choice, learning_rate=rate)
+
+    recipes = {"head": make_trial("head")}
     try:
-        lora = short.override(tune="lora")
+        lora = make_trial("lora")
         LoraAdapter(cast(Any, task.build(start, short)[0]))
         recipes["lora"] = lora
     except UserError as error:
         report_line(f"note: --tune auto tries no LoRA: {error}")
-    recipes["all"] = short.override(tune="all")
+    recipes["all"] = make_trial("all")
     _record_trials(job, {"tune": f"auto, of {', '.join(recipes)}"})
     trials: list[dict[str, Any]] = []
     for name, recipe in recipes.items():
-        report_line(f"trying --tune {name} for {trial_steps:,} of {steps:,} steps")
+        report_line(f"trying --tune {name}, learning rate {recipe.learning_rate:g}, {trial_steps:,} of {steps:,} steps")
         trial = replace(job, output=job.work / f"tune-{name}", recipe=recipe, keeps_evaluations=True)
         trials.append({"tune": name, **_run_trial(trial, task, start, report_line)})
     choice, reason = choose_tuning(trials)
     report_line(f"--tune auto chooses {choice}: {reason}")
-    best = replace(job, output=job.work / "chosen", recipe=job.recipe.override(tune=choice))
+    recipe = job.recipe.override(tune=choice, learning_rate=recipes[choice].learning_rate)
+    best = replace(job, output=job.work / "chosen", recipe=recipe)
     run, trainer = train_once(task, best, start, report_line)
     return replace(run, output=job.output, trials=trials, reason=reason), trainer
 
