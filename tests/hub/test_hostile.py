@@ -247,8 +247,19 @@ def test_a_token_in_a_file_is_not_shared(name: str, model_folder: Path) -> None:
     if name == "README.md":
         (model_folder / name).write_text("---\nlicense: mit\n---\n")
     write_token(model_folder / name)
-    told = "README.md" if name == "facts.json" else name  # the card quotes it
-    refuse(model_folder, f"{told} holds what looks like a Hugging Face token")
+    refuse(model_folder, f"{name} holds what looks like a Hugging Face token")
+
+
+def test_facts_of_a_version_that_redacted_less_are_shared_redacted(model_folder: Path, tmp_path: Path) -> None:
+    path = model_folder / "facts.json"
+    facts = json.loads(path.read_text())
+    facts[0]["command"] = "HF_TOKEN=v4lue python /home/annabel/train.py"
+    facts[0]["values"]["settings"] = {"hub_token": ["v4lue"]}
+    path.write_text(json.dumps(facts))
+    shared = collect(model_folder, REPO, scratch=tmp_path, license="mit").files
+    for name in ("facts.json", "README.md"):
+        assert "python train.py" in shared[name].readable_text
+        assert not re.search("v4lue|annabel", shared[name].readable_text)
 
 
 def test_a_token_in_a_name_is_not_shared(model_folder: Path, command: Command) -> None:

@@ -210,6 +210,8 @@ def collect(
     names |= {*list_plots(folder, descriptions[CARD_NAME].decode()), *examples}
     names |= {path.name for path in (folder / FACTS_NAME, *folder.glob("LICENSE*")) if path.is_file()}
     sources |= {name: folder / name for name in names - descriptions.keys()} | descriptions
+    if FACTS_NAME in names and find_secret((folder / FACTS_NAME).read_text(encoding="utf-8")) is None:
+        sources[FACTS_NAME] = Facts.load(folder).to_json().encode()  # older versions redacted less
     sources |= collect_serving_files(folder, config)
     return _check_contents(folder, sources, _WEIGHTS, {SINGLE, INDEX})
 

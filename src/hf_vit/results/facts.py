@@ -81,14 +81,16 @@ class Facts(BaseModel):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """Read `folder/facts.json`; return no records if there is no such file.
+        """Read `folder/facts.json`, redacted as by `save`; return no records if there is no such file.
 
         Raises:
             UserError: the file is damaged.
         """
         path = Path(folder) / FACTS_NAME
         try:
-            return cls(records=_RECORDS.validate_json(path.read_text(encoding="utf-8")))
+            records = _RECORDS.validate_json(path.read_text(encoding="utf-8"))
+            redacted = [_redact_json(record.model_dump(mode="json")) for record in records]
+            return cls(records=_RECORDS.validate_python(redacted))
         except FileNotFoundError:
             return cls()
         except ValueError as error:
@@ -104,9 +106,12 @@ class Facts(BaseModel):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `folder/facts.json` in one move, so that a reader sees either the old file or the new one."""
+        write_atomically(Path(folder) / FACTS_NAME, self.to_json())
+
+    def to_json(self) -> str:
+        """Return the content of facts.json, redacted."""
         records = [_redact_json(record.model_dump(mode="json")) for record in self.records]
-        text = json.dumps(records, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-        write_atomically(Path(folder) / FACTS_NAME, text + "\n")
+        return json.dumps(records, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
     def filter_kind(self, kind: str) -> list[Record]:
         """Return the records of one kind, oldest first."""
