@@ -14,7 +14,7 @@ are nested and hold as many images of every class. All images are moved by up to
    class. Trials with seed 0 and 100 images a class choose both rates. "scratch, long" has the steps of both.
 4. few: a pretrained encoder (--tower, a converted folder; its image processor gives the size) on 1 to 1,000 labels a
    class: k-NN, linear probe, head, last two blocks, LoRA, all weights, and --tune auto. Trials with 10 labels a class
-   choose the rate of each, that of --tune auto is the recipe's.
+   choose the rate of each, --tune auto has rates of its own.
 
 A killed training goes on from its last checkpoint; its CPU seconds are those of all its processes.
 """

@@ -56,6 +56,7 @@ def evaluate(
 ) -> None:
     """Evaluate a model: accuracy, calibration, results per class; mIoU of masks, AP of boxes; or another protocol."""
     from hf_vit.evaluation import evaluate as measure
+    from hf_vit.evaluation.saving import is_writable
     from hf_vit.loading.optimizing import describe_engine
 
     given = {name: context.params[name] for name in _PROTOCOL_OPTIONS}
@@ -74,6 +75,9 @@ def evaluate(
             print_safely(f"warning: {warning}", err=True)
         has_plots = output is not None or record.values.get("pictures")
         plot_note = f"are in {output or folder}" if has_plots else "were not made (add --output DIR)"
-        print_safely(f"results recorded in {folder / 'facts.json'}; plots {plot_note}")
+        place = "not recorded, as the model's folder is read-only"
+        if is_writable(folder):
+            place = f"recorded in {folder / 'facts.json'}"
+        print_safely(f"results {place}; plots {plot_note}")
     elif output is not None:
         print_safely(f"metrics and plots in {output}")

@@ -40,6 +40,11 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert redact_arguments(text.split()) == text.split()
 
 
+def test_the_scheme_of_a_header_stays() -> None:
+    for text in ("Authorization=Bearer", "authorization: Bearer", "see --authorization Bearer"):
+        assert redact_text(f"{text} ab/cd") == f"{text} REDACTED"
+
+
 def test_a_private_key_goes_as_a_whole() -> None:
     lines = ("-----BEGIN RSA PRIVATE KEY-----", "MIIEowIBAAK", "-----END RSA PRIVATE KEY-----")
     assert find_secret("\n".join(lines))
@@ -100,7 +105,8 @@ LABELS = dict.fromkeys(("/animal/mouse", "/device/mouse", "/m/01g317", "token", 
         ({"per_class": {f"/home/ann/{TOKENS[0]}": 1, f"/home/ann/{TOKENS[1]}": 2, "password": "pw"}},
          {"per_class": {"/home/ann/REDACTED": 1, "/home/ann/REDACTED (2)": 2, "password": "REDACTED"}}),
         ({"hub_token": ["a"], "api_key": {"b": "c"}, "headers": {"Authorization": "Bearer d"}},
-         {"hub_token": "REDACTED", "api_key": "REDACTED", "headers": {"Authorization": "REDACTED"}}),
+         {"hub_token": ["REDACTED"], "api_key": {"b": "REDACTED"}, "headers": {"Authorization": "REDACTED"}}),
+        ({"accuracies": {"token": [0.5], "auth": {"n": 3}}}, {"accuracies": {"token": [0.5], "auth": {"n": 3}}}),
         ({"per_class": {"token": {"ap": 0.5}}}, {"per_class": {"token": {"ap": 0.5}}}),
         ({"labels": "/home/ann/labels.csv"}, {"labels": "labels.csv"}),
         # No key takes the place of another.

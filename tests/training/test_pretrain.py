@@ -160,6 +160,13 @@ def test_choices_reach_the_model(train, tmp_path):
     assert (config.is_causal, config.predict_next_patch, config.prediction_target) == (True, False, "pixels")
 
 
+def test_a_checkpoint_may_lose_what_choices_leave_out(train, tmp_path):
+    """Layers of a group share their weights, so the second layer's are not read; that is no misfit of config.json."""
+    first = train(tmp_path / "first", steps=1, evaluations=1)
+    done = train(tmp_path / "grouped", config=str(first.folder), num_hidden_groups=1, steps=1, evaluations=1)
+    assert done.model.config.num_hidden_groups == 1
+
+
 REFUSED = [
     ({"objective": "jigsaw"}, "--objective jigsaw is unknown; choose one of masked-patch, next-patch, contrastive"),
     ({"target": "edges"}, "target 'edges' is unknown; choose one of mean_color, downsampled, pixels"),

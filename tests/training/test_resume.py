@@ -371,6 +371,11 @@ def test_tune_auto_tries_each_choice_at_a_rate_of_its_own(tiny_checkpoint, colou
     rates = {trial["tune"]: trial["learning_rate"] for trial in done.trials}
     assert rates == pytest.approx({"head": 1e-2, "lora": 1e-3, "all": 1e-4})  # the recipe's grid begins with 1e-4
     assert done.recipe.learning_rate == rates[done.recipe.tune]
+    settings = dict(tune="auto", steps=4, batch_size=16)
+    least = finetune(str(tiny_checkpoint), str(colours), tmp_path / "least", min_learning_rate=2e-4, **settings)
+    assert [trial["learning_rate"] for trial in least.trials] == pytest.approx([1e-2, 1e-3, 2e-4])
+    muon = finetune(str(tiny_checkpoint), str(colours), tmp_path / "muon", recipe="small-data", **settings)
+    assert {trial["learning_rate"] for trial in muon.trials} == {3e-3}
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def smooth_norms(model: Any, layers: Sequence[str], records: dict[str, Inputs]) 
         has_other_readers = output.is_graph_output() or any(node.name not in layers for node in readers)
         if norm.op_type != "LayerNormalization" or not readers or has_other_readers:
             continue
-        if not all(value.is_initializer() and len(value.uses()) == 1 for value in parameters):
+        parameters_and_weights = (*parameters, *(node.inputs[1] for node in readers))
+        if not all(value.is_initializer() and len(value.uses()) == 1 for value in parameters_and_weights):
             continue
         name = output.name
         factors = records[name].choose_factors(torch.cat([_read_weight(node) for node in readers]))
@@ -85,7 +86,7 @@ def quantize_layers(model: Any, layers: Sequence[str], records: dict[str, Inputs
             graph.register_initializer(parameter)
         outputs = nodes.MatMul(inputs, nodes.DequantizeLinear(*parameters, axis=1))
         outputs = outputs if token_scales is None else nodes.Mul(outputs, token_scales)
-        outputs = nodes.Add(outputs, *bias) if bias else outputs
+        outputs = nodes.Add(outputs, *bias) if bias and bias[0] is not None else outputs
         ir.convenience.replace_nodes_and_values(graph, node, [node], nodes.nodes, node.outputs, [outputs])
         if not former_weight.uses():
             graph.initializers.pop(former_weight.name)

@@ -1,4 +1,4 @@
-"""Quantize a certified graph to int8 with the runtime's quantizer, and measure the result on held-out images.
+"""Quantize a certified graph to int8 and measure the result on held-out images.
 
 First all dense layers are quantized. If too many answers change, every part (an attention, an MLP, a head) is quantized
 alone, and the parts that change the logits most stay in float: one, two, four and so on. If that leaves no margin for

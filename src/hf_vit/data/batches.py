@@ -3,6 +3,7 @@
 import copy
 import mmap
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -197,6 +198,9 @@ class _KeptImages:
     @classmethod
     def reserve(cls, sizes: "NDArray[np.int64]") -> "_KeptImages | None":
         """Reserve memory, which the system gives as it is written; return None if the images do not all fit."""
+        ray = sys.modules.get("ray")
+        if ray is not None and ray.is_initialized():  # other trainings of this machine may take as much
+            return None
         max_bytes = measure_free_memory() // (_SHARE_OF_FREE * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         if not 0 < 3 * int(sizes.prod(axis=1).sum()) <= max_bytes:
             return None

@@ -20,6 +20,7 @@ from hf_vit.evaluation.prediction import (
 from hf_vit.evaluation.reading import refuse_output_in
 from hf_vit.evaluation.runners import open_runner, prepare_engine
 from hf_vit.families import DenseTask, find_regression_reason
+from hf_vit.loading.graphs import find_graph
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import describe_engine
 from hf_vit.loading.outputs import get_dense_task
@@ -65,7 +66,8 @@ def evaluate(
 
     refuse_output_in(data, output)
     protocol = protocol or _find_dense_task(model) or "top1"
-    if output is None and isinstance(model, str | os.PathLike) and Path(model).is_dir() and not is_writable(model):
+    records_here = output is None and isinstance(model, str | os.PathLike) and Path(model).is_dir()
+    if records_here and find_graph(str(model)) is None and not is_writable(model):
         raise UserError(
             f"the folder {model} is read-only, but the results are written to it; add --output DIR (output=...), or "
             "make the folder writable"
@@ -78,8 +80,8 @@ def evaluate(
     except UserError as error:
         measured = ", ".join(f"{name} {percent(value)}" for name, value in run.result.headline().items())
         raise UserError(f"{error} (the results are: {measured})") from error
-    if run.examination.loaded.folder is not None and run.record is not None:
-        refresh_card(run.examination.loaded.folder)
+    if (folder := run.examination.loaded.folder) is not None and is_writable(folder):
+        refresh_card(folder)
     return run
 
 

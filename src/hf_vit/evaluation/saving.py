@@ -52,7 +52,7 @@ def save_protocol(
         device: torch device of the evaluation.
 
     Returns:
-        The record, or None for a model without a folder, or in one that is read-only.
+        The record, or None for a model without a folder. In a folder that is read-only it is not written.
     """
     if folder is None:
         run.examination.loaded.check_same_folder()
@@ -60,7 +60,7 @@ def save_protocol(
     name = run.protocol.replace("-", "_")
     if output is not None:
         _write_document(run, Path(output), name)
-    if model_folder is None or (output is not None and not is_writable(model_folder)):
+    if model_folder is None:
         return None
     card_plots: list[str] = []
     if output is None and may_replace_plots(run.examination, run.protocol, model_folder):
@@ -75,7 +75,8 @@ def save_protocol(
         seconds=run.seconds,
         device=device,
     )
-    append_record(model_folder, record)
+    if output is None or is_writable(model_folder):
+        append_record(model_folder, record)
     return record
 
 

@@ -329,7 +329,11 @@ def _load(
             **weights,
             **sizes,
         )
-    refuse_unread_weights(model, report["unexpected_keys"], source.name)
+    if unread := report["unexpected_keys"]:  # those of the checkpoint's own config are left out on purpose
+        with torch.device("meta"):
+            own = cast(Any, find_family(config.model_type)).classes["model"](source.config).state_dict()
+        prefix = f"{model.base_model_prefix}."
+        refuse_unread_weights(model, [key for key in unread if key.removeprefix(prefix) not in own], source.name)
     allowed = (*new, *_POOLER) if source.door == "masked_prediction" else new
     mismatched_keys = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
     missing_keys = {key for key in report["missing_keys"] if not key.endswith(COUNTER)}

@@ -133,8 +133,8 @@ def explain_load_errors(name: str) -> Generator[None]:
 def refuse_unread_weights(model: Any, unexpected_keys: Collection[str], name: str) -> None:
     """Raise UserError if a checkpoint holds weights of the model's body that its config.json leaves out.
 
-    They are layers beyond the last one; of this package's models also others, but not those of another task. Layers
-    of other libraries' checkpoints may hold more, such as buffers. transformers ignores all of them.
+    transformers ignores them. In models of other libraries they are layers beyond the last one, as layers that the
+    model has may store buffers too; in this package's models all weights of the body but those of another task.
     """
     is_ours = str(model.config.model_type).startswith("hf_")
     layers = {match[0]: match[1] for key in model.state_dict() if (match := _LAYER.match(key))}

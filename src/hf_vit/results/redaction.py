@@ -43,11 +43,12 @@ _SECRET_NAME = (
     r"(?:api|access|secret|private|signing|encryption|account|wandb|comet)[-_.]?key|"
     rf"{_HARMLESS}token)"
 )
+_SCHEME = r"(?:(?:basic|bearer|token)\s+)?"
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s,;&'\"]+)"
 _NAMED_SECRETS = (
-    re.compile(rf"(?<![\w.-])(--?{_SECRET_NAME}(?:=|\s+(?!-))){_VALUE}", re.I),
-    re.compile(rf"(?<![\w.-])({_SECRET_NAME}(?:\s*=\s*|[\"']\s*:\s*)){_VALUE}", re.I),
-    re.compile(r"(authorization:\s*(?:(?:basic|bearer|token)\s+)?)[^\s'\"]+", re.I),
+    re.compile(rf"(?<![\w.-])(--?{_SECRET_NAME}(?:=|\s+(?!-)){_SCHEME}){_VALUE}", re.I),
+    re.compile(rf"(?<![\w.-])({_SECRET_NAME}(?:\s*=\s*|[\"']\s*:\s*){_SCHEME}){_VALUE}", re.I),
+    re.compile(rf"(authorization:\s*{_SCHEME})[^\s'\"]+", re.I),
 )
 _SECRET_OPTION = re.compile(rf"--?{_SECRET_NAME}", re.I)
 
@@ -157,12 +158,20 @@ def _redact_values(value: "JsonValue", redact_name: Callable[[str], str]) -> "Js
     new_keys = _redact_keys(value, redact_name)
     redacted: dict[str, JsonValue] = {}
     for key, item in value.items():
-        is_text = isinstance(item, str if redact_name is redact_message else str | list | dict)  # classes have numbers
-        if is_text and re.fullmatch(_SECRET_NAME, key, re.I):
-            redacted[new_keys[key]] = REDACTED
-        else:  # names of classes may look like paths, which `redact_message` keeps
-            redacted[new_keys[key]] = _redact_values(item, redact_message if key in _CLASS_FIELDS else redact_name)
+        if re.fullmatch(_SECRET_NAME, key, re.I):
+            item = _hide_texts(item)
+        # Names of classes may look like paths, which `redact_message` keeps.
+        redacted[new_keys[key]] = _redact_values(item, redact_message if key in _CLASS_FIELDS else redact_name)
     return redacted
+
+
+def _hide_texts(value: "JsonValue") -> "JsonValue":
+    """Return JSON with all texts replaced; numbers and keys stay, as a class may have the name of a secret."""
+    if isinstance(value, dict):
+        return {key: _hide_texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hide_texts(item) for item in value]
+    return REDACTED if isinstance(value, str) else value
 
 
 def _redact_keys(keys: Iterable[str], redact: Callable[[str], str]) -> dict[str, str]:

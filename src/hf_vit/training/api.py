@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 # with LoRA and three with all weights, so that trials and training together cost at most 0.3 * (1 + 2 + 3) + 1 = 2.8
 # times a training of the head alone, and less for the others.
 _TRIAL_SHARE = 0.3
-# Times the lowest rate of the recipe's grid: the fewer weights, the larger the best rate. Of DINOv2-S/14 on 100 images
-# the trials of benchmarks/real_images.py chose these.
+# Times the lowest rate of the recipe's grid: the fewer weights, the larger the best rate. These were the best of two or
+# three for DINOv2-S/14 on 100 real images with AdamW (benchmarks/real_images.py, trials of its part "few").
 _RATE_FACTORS = {"head": 100, "lora": 10, "all": 1}
 
 
@@ -302,8 +302,8 @@ def _tune(
 ) -> tuple[Run, HfViTTrainer]:
     """Try head, LoRA and all weights for a share of the steps, then train with the best one by validation.
 
-    Unless the user gave a learning rate, each has one of `_RATE_FACTORS` times the lowest of the recipe's. Trials and
-    training are separate runs in OUTPUT/checkpoints, so that a killed one can be resumed.
+    With AdamW, a grid of rates in the recipe and none from the user, each has one of `_RATE_FACTORS` times the lowest.
+    Trials and training are separate runs in OUTPUT/checkpoints, so that a killed one can be resumed.
     """
     steps = count_steps(job.recipe, start.data.num_examples("train"))
     trial_steps = int(_TRIAL_SHARE * steps)
@@ -317,10 +317,12 @@ def _tune(
         length = getattr(job.recipe, name)  # steps or, if below 1, a share of the training
         lengths[name] = length if length < 1 else max(1, round(_TRIAL_SHARE * length))
     short = job.recipe.override(steps=trial_steps, evaluations=1, **lengths)
-    lowest = min(job.recipe.learning_rates, default=job.recipe.learning_rate)
+    one_rate = has_own_rate or job.recipe.optimizer != "adamw" or not job.recipe.learning_rates
 
     def make_trial(choice: str) -> Recipe:
-        rate = job.recipe.learning_rate if has_own_rate else _RATE_FACTORS[choice] * lowest
+        rate = job.recipe.learning_rate
+        if not one_rate:
+            rate = max(_RATE_FACTORS[choice] * min(job.recipe.learning_rates), job.recipe.min_learning_rate)
         return short.override(tune=choice, learning_rate=rate)
 
     recipes = {"head": make_trial("head")}
@@ -331,7 +333,8 @@ def _tune(
     except UserError as error:
         report_line(f"note: --tune auto tries no LoRA: {error}")
     recipes["all"] = make_trial("all")
-    _record_trials(job, {"tune": f"auto, of {', '.join(recipes)}"})
+    described = ", ".join(f"{choice} (learning rate {recipe.learning_rate:g})" for choice, recipe in recipes.items())
+    _record_trials(job, {"tune": f"auto, of {described}"})
     trials: list[dict[str, Any]] = []
     for name, recipe in recipes.items():
         report_line(f"trying --tune {name}, learning rate {recipe.learning_rate:g}, {trial_steps:,} of {steps:,} steps")

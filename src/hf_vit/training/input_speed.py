@@ -1,5 +1,6 @@
 """Measure the throughput of the data loader, of training steps, and of both together, in images/s."""
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ def measure_input(
         check(task, job, report_line)
         run = prepare(task, job, open_start(job, report_line), report_line)
         trainer = task.build_trainer(run)
+        # A copy keeps no images as they are read, so that every turn reads files.
+        trainer.train_dataset = copy.copy(trainer.train_dataset)
         loader = trainer.get_train_dataloader()
         prepared_model, optimizer = trainer.accelerator.prepare(trainer.model, trainer.create_optimizer())
         # The Trainer divides the loss by this when it does not count images.

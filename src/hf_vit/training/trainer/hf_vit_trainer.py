@@ -314,7 +314,7 @@ class HfViTTrainer(Trainer):
         """Raise the error of a loss that is not finite; the description leaves a bracket open."""
         remedy = "use a lower learning rate, a longer warm-up, or gradient clipping (1.0)"
         if step == 1:
-            remedy = "no weight has changed yet, so the model or its teacher gives such values; use another one"
+            remedy = "no weight has changed yet, so look for the cause in the images, the model and its teacher"
         clipping = f"gradients clipped at {self.args.max_grad_norm:g}"
         raise DivergedError(f"the loss became {description}, {clipping}); {remedy}")
 
