@@ -155,6 +155,10 @@ def test_a_read_only_model_is_told_before_it_is_measured(fails, save_classifier,
     evaluate(folder, str(class_folders), output=tmp_path / "out")
     assert (tmp_path / "out" / "top1.json").is_file()
     assert sorted(folder.iterdir()) == before
+    (graph := tmp_path / "exported").mkdir()  # whose evaluation writes nothing into it
+    (graph / "model.onnx").write_bytes(b"no graph")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    fails(("evaluate", graph, "--data", class_folders), "model.onnx")
 
 
 def test_nothing_is_written_among_the_images(fails, save_classifier, class_folders):
