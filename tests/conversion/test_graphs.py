@@ -304,11 +304,13 @@ def test_what_differs_and_what_is_no_number_is_not_certified(tmp_path: Path, mon
         patched.setitem(TOLERANCE, "hf_vit", 1e-12)
         with pytest.raises(UserError, match=r"differs from the original by \d\.\de-0\d .* so nothing was written"):
             export(tmp_path / "model", tmp_path / "out", "onnx", static=True)
-    with torch.no_grad():
-        model.classifier.bias[1] = torch.nan
-    model.save_pretrained(tmp_path / "model")
-    with pytest.raises(UserError, match=r"results are NaN or infinite"):
-        export(tmp_path / "model", tmp_path / "out", "onnx", static=True)
+    for value, told in ((torch.nan, "has weights that are NaN or infinite"), (3e38, "results are NaN or infinite")):
+        with torch.no_grad():
+            model.classifier.bias[1] = value
+            model.classifier.weight[1] = value
+        model.save_pretrained(tmp_path / "model")
+        with pytest.raises(UserError, match=told):
+            export(tmp_path / "model", tmp_path / "out", "onnx", static=True)
     assert not (tmp_path / "out").exists()
 
 

@@ -25,8 +25,8 @@ from hf_vit.hub.published_results import find_hub_dataset, parse_hub_id
 from hf_vit.repositories.reading import CONFIG, explain_load_errors
 from hf_vit.results.facts import Facts, Record, as_fraction
 
-# A relative link without Markdown characters.
-_PATH = re.compile(r"(?!/)([\w./-]+)(#[\w-]+)?", re.ASCII)
+# A relative link to a file of another folder, without Markdown characters. Of an absolute path a name is left here.
+_PATH = re.compile(r"(?!/)([\w./-]*/[\w.-]+)(#[\w-]+)?", re.ASCII)
 _PICTURES = {
     "confusion_matrix.png": "Confusion matrix",
     "wrong_images.png": "The most confident mistakes: true → predicted class, its probability, index in the split",
