@@ -24,6 +24,11 @@ _MAX_NAME_BYTES = 99  # bytes of a name before it is cut; earlier versions cut t
 _TOKENS = set[str]()  # random tokens of this process; an earlier process may have had the same id
 
 
+def is_writable(folder: str | os.PathLike[str]) -> bool:
+    """Return whether this user may write into a folder."""
+    return os.access(folder, os.W_OK)
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file in one move; an existing file is replaced only when the new one is complete."""
     # File names in the content may contain bytes that are not valid text.

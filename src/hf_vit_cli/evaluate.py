@@ -56,8 +56,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model: accuracy, calibration, results per class; mIoU of masks, AP of boxes; or another protocol."""
     from hf_vit.evaluation import evaluate as measure
-    from hf_vit.evaluation.saving import is_writable
     from hf_vit.loading.optimizing import describe_engine
+    from hf_vit.writing import is_writable
 
     given = {name: context.params[name] for name in _PROTOCOL_OPTIONS}
     values = {name: value for name, value in given.items() if value not in (None, [], ())}

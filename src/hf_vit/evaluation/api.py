@@ -25,6 +25,7 @@ from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import describe_engine
 from hf_vit.loading.outputs import get_dense_task
 from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
+from hf_vit.writing import is_writable
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.protocols.registry import ProtocolRun
@@ -61,7 +62,7 @@ def evaluate(
     # Imported here, because protocols take a second to import and `predict` needs none.
     from hf_vit.evaluation.protocols.frame import percent
     from hf_vit.evaluation.protocols.registry import evaluate_protocol
-    from hf_vit.evaluation.saving import find_own_plots, is_writable, save_protocol
+    from hf_vit.evaluation.saving import find_own_plots, save_protocol
     from hf_vit.hub.card import refresh_card
 
     refuse_output_in(data, output)

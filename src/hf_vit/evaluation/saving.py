@@ -17,7 +17,7 @@ from hf_vit.results.facts import Facts, Record, append_record, make_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import count_trained
-from hf_vit.writing import write_atomically
+from hf_vit.writing import is_writable, write_atomically
 
 logger = logging.getLogger(__name__)
 PICTURE_PREFIX = "evaluation_"
@@ -78,11 +78,6 @@ def save_protocol(
     if output is None or is_writable(model_folder):
         append_record(model_folder, record)
     return record
-
-
-def is_writable(folder: str | os.PathLike[str]) -> bool:
-    """Return whether this user may write into a folder."""
-    return os.access(folder, os.W_OK)
 
 
 def _write_document(run: ProtocolRun, output: Path, name: str) -> None:
