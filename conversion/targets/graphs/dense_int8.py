@@ -70,18 +70,18 @@ def quantize_layers(model: Any, layers: Sequence[str], records: dict[str, Inputs
         levels: largest weight in int8.
     """
     graph = model.graph
-    quantized: dict[str, tuple[Any, Any]] = {}  # by the name of a value, as layers share their inputs
+    int8_inputs: dict[str, tuple[Any, Any]] = {}  # by the name of a value, as layers share their inputs
     for node in [node for node in graph if node.name in layers]:
         values, former_weight, *bias = node.inputs
         record, weight, nodes = records[values.name], _read_weight(node), Nodes(f"{node.name}/")
-        if values.name not in quantized:
-            quantized[values.name] = _quantize_inputs(nodes, values, record, by_token, graph.opset_imports[""])
-        inputs, token_scales = quantized[values.name]
+        if values.name not in int8_inputs:
+            int8_inputs[values.name] = _quantize_inputs(nodes, values, record, by_token, graph.opset_imports[""])
+        inputs, token_scales = int8_inputs[values.name]
         scales = weight.abs().amax(dim=1).clamp(min=_LEAST_SCALE) / levels
-        rounded = round_weights(weight / scales[:, None], levels, record).to(torch.int8)
+        int8_weight = round_weights(weight / scales[:, None], levels, record).to(torch.int8)
         zeros = torch.zeros(len(scales), dtype=torch.int8)
         parameters = [ir.Value(name=f"{node.name}/{name}") for name in ("weight", "scales", "zeros")]
-        for parameter, tensor in zip(parameters, (rounded.T, scales, zeros), strict=True):
+        for parameter, tensor in zip(parameters, (int8_weight.T, scales, zeros), strict=True):
             _write(parameter, tensor)
             graph.register_initializer(parameter)
         outputs = nodes.MatMul(inputs, nodes.DequantizeLinear(*parameters, axis=1))

@@ -89,8 +89,7 @@ class Facts(BaseModel):
         path = Path(folder) / FACTS_NAME
         try:
             records = _RECORDS.validate_json(path.read_text(encoding="utf-8"))
-            redacted = [_redact_json(record.model_dump(mode="json")) for record in records]
-            return cls(records=_RECORDS.validate_python(redacted))
+            return cls(records=_RECORDS.validate_python(_redact_records(records)))
         except FileNotFoundError:
             return cls()
         except ValueError as error:
@@ -110,7 +109,7 @@ class Facts(BaseModel):
 
     def to_json(self) -> str:
         """Return the content of facts.json, redacted."""
-        records = [_redact_json(record.model_dump(mode="json")) for record in self.records]
+        records = _redact_records(self.records)
         return json.dumps(records, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
     def filter_kind(self, kind: str) -> list[Record]:
@@ -229,6 +228,11 @@ def lock_folder(folder: str | os.PathLike[str], *, wait: bool = True) -> Generat
         yield
     finally:
         os.close(descriptor)
+
+
+def _redact_records(records: Sequence[Record]) -> list[JsonValue]:
+    """Return records as JSON with secrets and local paths redacted."""
+    return [_redact_json(record.model_dump(mode="json")) for record in records]
 
 
 def _redact_json(value: object) -> JsonValue:

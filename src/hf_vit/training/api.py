@@ -333,8 +333,8 @@ def _tune(
     except UserError as error:
         report_line(f"note: --tune auto tries no LoRA: {error}")
     recipes["all"] = make_trial("all")
-    described = ", ".join(f"{choice} (learning rate {recipe.learning_rate:g})" for choice, recipe in recipes.items())
-    _record_trials(job, {"tune": f"auto, of {described}"})
+    choices = ", ".join(f"{choice} (learning rate {recipe.learning_rate:g})" for choice, recipe in recipes.items())
+    _record_trials(job, {"tune": f"auto, of {choices}"})
     trials: list[dict[str, Any]] = []
     for name, recipe in recipes.items():
         report_line(f"trying --tune {name}, learning rate {recipe.learning_rate:g}, {trial_steps:,} of {steps:,} steps")
