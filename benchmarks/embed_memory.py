@@ -5,12 +5,13 @@ memory is the most that the command and all it starts hold together at a time be
 several share counts once), looked at five times a second. Ray's own processes and its object store are part of it.
 
 With `--throughput N` it measures instead: seconds, and seconds of processors, per image of a S/16 in two processes of
-one thread, with images that are stored decoded (224 px) and as JPEG of 512 px, from the first quarter of N images to
-the last file but one. The model alone is two processes that repeat one batch. Other processes change all of it; against
-them Ray's processes, which usually give way, have the priority of all others.
+one thread, with images that are stored decoded (224 px) and as JPEG of 512 px. They are what the command takes for N
+images more than what it takes for a quarter of them, over the images between: its start is in both, and all its reading
+counts, although Ray reads ahead. The model alone is two processes that repeat one batch. Other processes change all of
+it; against them Ray's processes, which usually give way, have the priority of all others.
 """
 
-import itertools
+import json
 import os
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.data.builtin import encode_netpbm
 from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio
 
-PER_FILE, SIDE, PROCESSES, PAUSE, PER_BATCH = 10_000, 8, 2, 0.2, 32
+PER_FILE, SIDE, PROCESSES, PER_BATCH = 10_000, 8, 2, 32
 
 Seconds = tuple[float, float]  # per image: of time, and of all processors
 
@@ -66,15 +67,17 @@ def count_bytes(processes: list[psutil.Process]) -> int:
     return total
 
 
-def run_embed(arguments: str, folder: Path, look: Callable[[psutil.Process], None] = lambda command: None) -> None:
-    """Run `embed` in two processes, and look at it five times a second."""
+def run_embed(arguments: str, folder: Path, look: Callable[[list[psutil.Process]], None], pause: float) -> None:
+    """Run `embed` in two processes; look at the command and all that it started every `pause` seconds."""
     words = f"embed model {arguments} --split train --num-processes {PROCESSES} --device cpu --no-optimize".split()
     with (folder / "log.txt").open("w") as log:
         program = [sys.executable, "-m", "hf_vit", *words]
         command = psutil.Popen(program, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
         while command.poll() is None:
-            look(command)
-            time.sleep(PAUSE)
+            with suppress(psutil.NoSuchProcess):
+                look([command, *command.children(recursive=True)])
+            with suppress(psutil.TimeoutExpired):
+                command.wait(pause)
     if command.returncode:
         raise RuntimeError((folder / "log.txt").read_text()[-500:])
 
@@ -82,12 +85,7 @@ def run_embed(arguments: str, folder: Path, look: Callable[[psutil.Process], Non
 def measure_peak(arguments: str, folder: Path) -> int:
     """Return the peak bytes held by `embed`."""
     peaks = [0]
-
-    def look(command: psutil.Process) -> None:
-        with suppress(psutil.NoSuchProcess):
-            peaks.append(count_bytes([command, *command.children(recursive=True)]))
-
-    run_embed(arguments, folder, look)
+    run_embed(arguments, folder, lambda processes: peaks.append(count_bytes(processes)), pause=0.2)
     return max(peaks)
 
 
@@ -116,10 +114,11 @@ def write_sources(folder: Path, images: int) -> None:
     pixels = [np.asarray(Image.open(path).resize((224, 224))).tobytes() for path in paths]
     forms = {"decoded": [encode_netpbm(each, (224, 224)) for each in pixels], "JPEG": [*map(Path.read_bytes, paths)]}
     for form, contents in forms.items():
-        (folder / form).mkdir()
         stored = [{"bytes": contents[number % 64], "path": None} for number in range(images)]
         table = pa.table({"image": stored, "label": ["ab"[number % 2] for number in range(images)]})
-        parquet.write_table(table, folder / form / "train-0.parquet")
+        for count in (images, images // 4):
+            (folder / f"{form}-{count}").mkdir()
+            parquet.write_table(table[:count], folder / f"{form}-{count}" / "train-0.parquet")
 
 
 def time_alone(folder: Path, images: int) -> Seconds:
@@ -131,23 +130,28 @@ def time_alone(folder: Path, images: int) -> Seconds:
     return wall / PROCESSES, cpu
 
 
-def time_embed(folder: Path, form: str, runner: str) -> Seconds:
-    """Return the seconds per image of `embed`, and those of processors, its start and end left out."""
-    states: list[tuple[int, float, float]] = []
+def time_command(folder: Path, data: str, runner: str) -> tuple[float, float, int]:
+    """Return the seconds of a whole `embed`, those of processors (the last second left out), and the images."""
+    seconds: dict[int, float] = {}
 
-    def look(command: psutil.Process) -> None:
-        with suppress(psutil.NoSuchProcess):
-            times = [process.cpu_times() for process in (command, *command.children(recursive=True))]
-            files = len([*Path(output).glob("*.parquet")])
-            states.append((files, time.perf_counter(), sum(each.user + each.system for each in times)))
+    def look(processes: list[psutil.Process]) -> None:
+        for process in processes:
+            times = process.cpu_times()
+            seconds[process.pid] = times.user + times.system
 
     with tempfile.TemporaryDirectory(dir=folder) as output:
-        run_embed(f"--data {form} --output {output} --runner {runner} --rows-per-file {PER_BATCH}", folder, look)
-    files = states[-1][0]
-    changes = [state for previous, state in itertools.pairwise(states) if files // 4 <= previous[0] < state[0] < files]
-    images = PER_BATCH * (changes[-1][0] - changes[0][0])
-    wall, cpu = ((end - start) / images for start, end in zip(changes[0][1:], changes[-1][1:], strict=True))
-    return wall, cpu
+        start = time.perf_counter()
+        arguments = f"--data {data} --output {output} --runner {runner} --rows-per-file {PER_BATCH}"
+        run_embed(arguments, folder, look, pause=1)
+        wall = time.perf_counter() - start
+        return wall, sum(seconds.values()), json.loads((Path(output) / "manifest.json").read_bytes())["rows"]
+
+
+def time_embed(folder: Path, form: str, runner: str, images: int) -> Seconds:
+    """Return the seconds per image of `embed`, and those of processors, without its start."""
+    long, short = (time_command(folder, f"{form}-{count}", runner) for count in (images, images // 4))
+    wall, cpu, rows = (most - least for most, least in zip(long, short, strict=True))
+    return wall / rows, cpu / rows
 
 
 def measure_throughput(report: Script) -> None:
@@ -157,7 +161,7 @@ def measure_throughput(report: Script) -> None:
         folder = Path(temporary_folder)
         write_sources(folder, images)
         for form in ("decoded", "JPEG"):
-            ways = {runner: partial(time_embed, folder, form, runner) for runner in report.options.runner}
+            ways = {runner: partial(time_embed, folder, form, runner, images) for runner in report.options.runner}
             seconds = alternate({"model alone": partial(time_alone, folder, images), **ways}, turns)
             for runner in seconds:
                 row: dict[str, Any] = {"stored": form, "runner": runner}
