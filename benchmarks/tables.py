@@ -595,14 +595,14 @@ def growth(path: Path) -> str:
 @table("first_step.json")
 def first_step(path: Path) -> str:
     record = load(path)
-    names = ("seconds", "mb", "images_per_second")
+    names = ("seconds", "mb", "images_per_second", "later_images_per_second")
     works = dict.fromkeys(row["work"] for row in record["rows"])
     lines: list[list[str]] = []
     for work in works:
         rows = filter_runs(record["rows"], work=work)
         values = [[row[name] for row in rows if name in row] for name in names]
         lines.append([work, *(format_cell(round(statistics.median(each), 1)) if each else "" for each in values)])
-    header = "work | s until the first step | MB beyond the imports | images/s"
+    header = "work | s until the first step | MB beyond the imports | images/s | in later epochs"
     return markdown(
         header, lines, f"70,000 images of Fashion-MNIST; photographs of 12 megapixels. {describe_source(record)}."
     )

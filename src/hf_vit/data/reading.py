@@ -619,18 +619,21 @@ def refuse_foreign_images(table: "Dataset", column: str, source: DataSource) -> 
     images: Any = table.data.column(column)
     named_files = pc.filter(pc.struct_field(images, "path"), pc.is_null(pc.struct_field(images, "bytes")))
     caches = [os.path.realpath(cache) for cache in (constants.HF_HUB_CACHE, config.HF_DATASETS_CACHE)]
-    for path in pc.unique(named_files).to_pylist():
-        is_missing = path is None
-        if not is_missing and not any(os.path.realpath(path).startswith(cache + os.sep) for cache in caches):
+    for path in pc.unique(named_files).drop_null().to_pylist():
+        try:
             _refuse_foreign(source, path)
+        except UserError:
+            actual_path = os.path.realpath(path)
+            if not any(actual_path.startswith(cache + os.sep) for cache in caches):
+                raise
 
 
-def _refuse_foreign(source: DataSource, path: object) -> None:
+def _refuse_foreign(source: DataSource, path: str) -> None:
     """Raise UserError if a row's path is not the name of a file that tables of this source may read."""
-    refuse_text(str(path))
-    if not source.may_name_files or "://" in str(path):
+    refuse_text(path)
+    if not source.may_name_files or "://" in path:
         raise UserError(
-            f"{source.name} names a file instead of an image ({str(path)[:80]!r}), which is not read for "
+            f"{source.name} names a file instead of an image ({path[:80]!r}), which is not read for "
             "safety; give data that contains its images"
         )
 

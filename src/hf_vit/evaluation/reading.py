@@ -91,7 +91,7 @@ class Collate:
         import torch
         from torch.utils.data import get_worker_info
 
-        pixel_values, images = read_and_prepare(self._list_images(rows), self._decode, self.prepare)
+        pixel_values, images = read_and_prepare(self._list_images(rows), self._decode, self.prepare, needs_images=True)
         labels = [self._label(row["label"]) for row in rows]
         if get_worker_info() is not None:
             images = list(map(_reduce, images))
@@ -136,42 +136,40 @@ def read_and_prepare(
     read: "Callable[[Any], Image | str]",
     prepare: "Callable[[Sequence[Image]], Any]",
     in_threads: bool = True,
+    needs_images: bool = False,
 ) -> "tuple[Any, list[Any]]":
     """Read images in threads, and prepare them for a model.
 
-    Large photographs are prepared a few at a time and then reduced, so that their memory does not grow with the batch.
+    Photographs are prepared one by one and then reduced or dropped, so that their memory does not grow with the batch.
 
     Returns:
         The pixel values of all images, None without any; and what `read` returned for every item, which may be the
-        problem of an image in place of the image.
+        problem of an image in place of the image. Without `needs_images` some images are None.
     """
     import torch
 
     from hf_vit.data.images import map_in_threads
     from hf_vit.data.transforms import EvalTransform
 
-    step = max(4, 2 * torch.get_num_threads())
-    results: list[Any] = []
-    waiting: list[Any] = []  # images that are read, but not prepared
-    parts: list[Any] = []  # prepared images
+    def finish(image: "Image | str") -> "tuple[Any, Image | str | None]":
+        """Return the pixel values of an image, if it has no problem, and what remains of it."""
+        if isinstance(image, str):
+            return None, image
+        return prepare([image]), _reduce(image) if needs_images else None
+
+    run: Any = map_in_threads if in_threads else map
+    count = max(4, 2 * torch.get_num_threads())
+    results: list[Any] = [*run(read, items[:count])]
+    largest = max((image.width * image.height for image in results if not isinstance(image, str)), default=0)
     can_join = isinstance(getattr(prepare, "__self__", None), EvalTransform)  # others pad the images of a batch
-    while len(results) < len(items):
-        start = len(results)
-        chunk = items[start : start + step]
-        results += map_in_threads(read, chunk) if in_threads else map(read, chunk)
-        waiting += [image for image in results[start:] if not isinstance(image, str)]
-        largest = max((image.width * image.height for image in waiting), default=0)
-        if largest * len(items) <= _PIXELS_AT_ONCE:
-            step = len(items)  # threads take long to start for a few small images
-        elif can_join and largest * len(waiting) > _PIXELS_AT_ONCE:
-            parts.append(prepare(waiting))
-            results = [image if isinstance(image, str) else _reduce(image) for image in results]
-            waiting = []
-    if waiting:
-        parts.append(prepare(waiting))
-    if not parts:
-        return None, results
-    return torch.cat(parts) if len(parts) > 1 else parts[0], results
+    if can_join and largest * len(items) > _PIXELS_AT_ONCE:
+        pairs = [*run(finish, results), *run(lambda item: finish(read(item)), items[count:])]
+        parts, results = map(list, zip(*pairs, strict=True))
+        parts = [part for part in parts if part is not None]
+        return torch.cat(parts) if parts else None, results
+    results += run(read, items[count:])  # at once, as threads take long to start for a few small images
+    images = [image for image in results if not isinstance(image, str)]
+    return prepare(images) if images else None, results
 
 
 def _reduce(image: "Image") -> "Image":
