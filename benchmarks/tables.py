@@ -665,7 +665,8 @@ def real_weights(path: Path) -> str:
         ]
         ratios = (speeds.get(side, {}).get(form) for side in ("112 px", "224 px"))
         texts = ["" if ratio is None else f"{ratio['median']:.2f}" for ratio in ratios]
-        lines.append((form, *shares, f"{run['relative_error']:.1e}", *texts))
+        name = form if run["images"] == 10_000 else f"{form} ({run['images']} images)"
+        lines.append((name, *shares, f"{run['relative_error']:.1e}", *texts))
     caption = (
         "DINOv2-S/14 with a linear probe, 10,000 test images of Fashion-MNIST at 112 px, 95% intervals; speed as a "
         f"multiple of float32 as loaded, batches of 8. Each of {conversion['stages']} layers, converted, differs from "
