@@ -14,7 +14,8 @@ are nested and hold as many images of every class. All images are moved by up to
    class. Trials with seed 0 and 100 images a class choose both rates. "scratch, long" has the steps of both.
 4. few: a pretrained encoder (--tower, a converted folder; its image processor gives the size) on 1 to 1,000 labels a
    class: k-NN, linear probe, head, last two blocks, LoRA, all weights, and --tune auto. Trials with 10 labels a class
-   choose the rate of each, --tune auto has rates of its own.
+   choose the rate of each, --tune auto has rates of its own. The same on hf_vit's "photos" (crops of eight photographs,
+   of which validation and test show other parts) with up to 100 labels a class.
 
 A killed training goes on from its last checkpoint; its CPU seconds are those of all its processes.
 """
@@ -45,7 +46,9 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vit import HfAxialViTConfig, HfBitConfig, HfHybridViTConfig, HfViTConfig
 from hf_vit.cost.flops import forward_flops
+from hf_vit.data import load_data
 from hf_vit.data.idx import read_idx
+from hf_vit.data.image_data import get_tables
 from hf_vit.evaluation import evaluate
 from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.training import finetune, pretrain
@@ -82,6 +85,8 @@ FROZEN = {"k-NN": "knn", "probe": "linear-probe"}
 TUNED: dict[str, tuple[float, ...]] = {
     "head": (1e-3, 1e-2), "last-blocks": (3e-4, 1e-3), "lora": (1e-3, 1e-2), "all": (1e-4, 3e-4, 1e-3), "auto": (),
 }  # fmt: skip
+CLOTHES, PHOTOS = "clothes", 100  # photographs for training, of a class
+FEW_CLASSES = {CLOTHES: CLASSES, "photos": 8}
 STARTS = ("scratch", "masked-patch", "next-patch", "contrastive", "scratch, long")
 
 
@@ -109,7 +114,7 @@ class Plan:
     pretraining_rates: tuple[float, ...] = (1e-3, 3e-3)
     tuning_rates: tuple[float, ...] = (3e-3, 1e-2)
     tuning_chosen_at: int = 1_000  # images with labels
-    few_on: tuple[int, ...] = (10, 100, 1_000, 10_000)  # images with labels
+    few_labels: tuple[int, ...] = (1, 10, 100, 1_000)  # of a class
     few_steps: int = 300
 
     def jobs(self) -> list[PlannedJob]:
@@ -181,19 +186,21 @@ class Plan:
             for images in self.tuned_on:
                 yield job("run", seed, start, images=images), [*chosen, *encoders]
 
-    def few_jobs(self) -> Iterator[PlannedJob]:
-        def job(kind: str, method: str, images: int, seed: int, **more: Any) -> Job:
-            return {"part": "few", "kind": kind, "method": method, "images": images, "seed": seed} | more
+    def few_job(self, data: str, kind: str, method: str, labels: int, seed: int, **more: Any) -> Job:
+        same = {"part": "few", "kind": kind, "method": method, "images": labels * FEW_CLASSES[data], "seed": seed}
+        steps = {} if method in FROZEN else {"steps": self.few_steps}
+        return same | ({} if data == CLOTHES else {"data": data}) | steps | more
 
-        length = {"steps": self.few_steps}
-        trials = {
-            method: [job("trial", method, 100, 0, learning_rate=rate, **length) for rate in rates]
-            for method, rates in TUNED.items()
-        }
-        yield from ((trial, []) for own in trials.values() for trial in own)
-        for seed, images in itertools.product(self.seeds, self.few_on):
-            yield from ((job("run", method, images, seed), []) for method in FROZEN)
-            yield from ((job("run", method, images, seed, **length), trials[method]) for method in TUNED)
+    def few_jobs(self) -> Iterator[PlannedJob]:
+        for data in FEW_CLASSES:
+            trials = {
+                method: [self.few_job(data, "trial", method, 10, 0, learning_rate=rate) for rate in rates]
+                for method, rates in TUNED.items()
+            }
+            yield from ((trial, []) for own in trials.values() for trial in own)
+            counts = [labels for labels in self.few_labels if data == CLOTHES or labels <= PHOTOS]
+            for seed, labels, method in itertools.product(self.seeds, counts, (*FROZEN, *TUNED)):
+                yield self.few_job(data, "run", method, labels, seed), trials.get(method, [])
 
 
 @dataclass(frozen=True)
@@ -215,7 +222,9 @@ class Trainings:
         rate = choose_trial(job, trials)["learning_rate"]
         settings = {name: job[name] for name in ("steps", "batch_size", "optimizer")} | OPTIMIZERS[job["optimizer"]]
         settings["learning_rate"] = rate
-        return {"learning_rate": rate} | self.train(job, MODELS[job["model"]], job["images"], settings)
+        return {"learning_rate": rate} | self.train(
+            job, MODELS[job["model"]], self.images(job["images"], job["seed"]), settings
+        )
 
     def scratch(self, job: Job, needed: list[dict[str, Any]]) -> dict[str, Any]:
         model, settings = CANDIDATES[job["candidate"]]
@@ -228,7 +237,9 @@ class Trainings:
             steps = job["epochs"] * ALL / settings["batch_size"]
             settings = settings | {"average_decay": 0.999, "evaluations": 20}
         settings = settings | {"steps": max(1, round(steps))}
-        return {"model": model, "steps": settings["steps"]} | self.train(job, MODELS[model], ALL, settings)
+        return {"model": model, "steps": settings["steps"]} | self.train(
+            job, MODELS[model], self.images(ALL, job["seed"]), settings
+        )
 
     def pretraining(self, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
         if job["kind"] == "encoder":
@@ -241,14 +252,15 @@ class Trainings:
             start = str(self.encoder_folder(job | (rates if job["seed"] == 0 else {})))
         settings: dict[str, Any] = {"optimizer": self.plan.optimizer} | OPTIMIZERS[self.plan.optimizer]
         settings |= {"learning_rate": best["tuning_rate"], "steps": steps, "batch_size": self.plan.batch_size}
-        return rates | self.train(job, start, job["images"], settings)
+        return rates | self.train(job, start, self.images(job["images"], job["seed"]), settings)
 
     def few(self, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
         size = AutoImageProcessor.from_pretrained(self.tower).size["height"]
+        subject = job.get("data", CLOTHES)
+        data = self.images(job["images"], job["seed"]) if subject == CLOTHES else self.photos(job, size)
         if job["method"] in FROZEN:
             protocol = FROZEN[job["method"]]
-            options = {"neighbors": [1 if job["images"] == CLASSES else 5]} if protocol == "knn" else {}
-            data = self.images(job["images"], job["seed"])
+            options = {"neighbors": [1 if job["images"] == FEW_CLASSES[subject] else 5]} if protocol == "knn" else {}
             with tempfile.TemporaryDirectory() as output:
                 run = evaluate(
                     str(self.tower), data, protocol=protocol, output=output, device="cpu", progress=False, **options
@@ -258,7 +270,7 @@ class Trainings:
         if job["method"] != "auto":
             settings["learning_rate"] = choose_trial(job, trials)["learning_rate"]
         settings |= {"image_size": size, "evaluations": 1}
-        result = self.train(job, str(self.tower), job["images"], settings)
+        result = self.train(job, str(self.tower), data, settings)
         return {"image_size": size, "learning_rate": settings.get("learning_rate")} | result
 
     def learn_encoder(self, job: Job, rate: float) -> dict[str, Any]:
@@ -281,9 +293,8 @@ class Trainings:
     def has_encoder(self, job: Job) -> bool:
         return job["kind"] != "encoder" or self.encoder_folder(job).exists()
 
-    def train(self, job: Job, model: Any, images: int, settings: dict[str, Any]) -> dict[str, Any]:
+    def train(self, job: Job, model: Any, data: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Train a classifier; return its validation accuracy, and of a run, not of a trial, its test accuracy."""
-        data = self.images(images, job["seed"])
         learn = partial(finetune, model, data, resume=True, seed=job["seed"], **SETTINGS | settings)
         result, seconds = self.resumable(job, lambda output, report: learn(output, report=report))
         accuracies = {"validation_accuracy": result.validation["accuracy"]}
@@ -322,6 +333,22 @@ class Trainings:
                 chosen = subset(torch.tensor(labels), count, seed).numpy() if count < ALL else slice(ALL)
                 for split, values in (("train", train[chosen]), ("validation", train[ALL:]), ("test", test)):
                     write_idx(arriving / f"{split}-{name}", values)
+            arriving.rename(folder)
+        return str(folder)
+
+    def photos(self, job: Job, size: int) -> str:
+        """Return class folders of crops of photographs, of which the job's number are for training."""
+        folder = self.kept / "images" / f"photos-{job['images']}-{job['seed']}"
+        if not folder.exists():
+            data = load_data("photos", image_size=(size, size))
+            arriving = folder.with_name(f"{folder.name}.{os.getpid()}")
+            for split, table in get_tables(data).items():
+                labels = torch.tensor(list(table["label"]))
+                rows = subset(labels, job["images"], job["seed"]) if split == "train" else torch.arange(len(labels))
+                for row in rows.tolist():
+                    path = arriving / split / data.label_names[labels[row]] / f"{row}.png"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    table[row]["image"].save(path)
             arriving.rename(folder)
         return str(folder)
 

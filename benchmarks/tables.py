@@ -854,18 +854,26 @@ def real_images_pretraining(path: Path) -> str:
 
 @table("real_images.jsonl")
 def real_images_few(path: Path) -> str:
-    records = filter_runs(load(path), part="few")
+    return tabulate_few([run for run in filter_runs(load(path), part="few") if "data" not in run], classes=10)
+
+
+@table("real_images.jsonl")
+def real_images_photos(path: Path) -> str:
+    return tabulate_few(filter_runs(load(path), part="few", data="photos"), classes=8)
+
+
+def tabulate_few(records: Rows, classes: int) -> str:
     runs = filter_runs(records, kind="run")
-    labels = sorted({run["images"] for run in runs}) or [10, 100, 1_000, 10_000]
+    counts = sorted({run["images"] for run in runs}) or [classes, 10 * classes, 100 * classes]
     lines = [
         (method, *mark_missing(format_interval([run["test_accuracy"] for run in cell]) for cell in cells),
          format_seconds(own))
         for method, own in group(runs, "method").items()
-        for cells in [[filter_runs(own, images=count) for count in labels]]
+        for cells in [[filter_runs(own, images=count) for count in counts]]
     ]  # fmt: skip
     sizes = " and ".join(f"{size} px" for size in sorted({run["image_size"] for run in runs})) or "no size"
     caption = f"Test accuracy, %, at {sizes}; ± is half of a 95% interval. {describe_real_images(records)}"
-    return markdown(["method", *(f"{count // 10:,} a class" for count in labels), "CPU s a run"], lines, caption)
+    return markdown(["method", *(f"{count // classes:,} a class" for count in counts), "CPU s a run"], lines, caption)
 
 
 @table("scaling_law.jsonl")
