@@ -122,16 +122,12 @@ class Source:
 
     @cached_property
     def plan(self) -> Plan:
-        """Return the plan by which `hf-vit convert` would convert the checkpoint; logged in one line of level INFO."""
+        """Return the plan by which `hf-vit convert` would convert the checkpoint, see `_plan_checkpoint`."""
         try:
-            plan = _plan_checkpoint(self.checkpoint, PlanSettings())
+            return _plan_checkpoint(self.checkpoint, PlanSettings())
         except UserError as error:
             hint = "; these are options of hf-vit convert" if " --" in str(error) else ""
             raise UserError(f"{error}{hint}") from error
-        note = assumption(plan)
-        suffix = "" if note is None else f"; {note}"
-        _logger.info("%s is a checkpoint of %s and is converted in memory%s", self.checkpoint.name, plan.origin, suffix)
-        return plan
 
     def load_converted_state(self) -> dict[str, torch.Tensor]:
         """Return the parameters of a converted checkpoint in float32; raise a UserError if an array is damaged."""
@@ -252,9 +248,13 @@ def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
 
 
 def _plan_checkpoint(checkpoint: LocalCheckpoint, settings: PlanSettings) -> Plan:
-    """Plan the conversion of a local checkpoint."""
+    """Plan the conversion of a local checkpoint; logged in one line, at level WARNING if something is assumed."""
     with checkpoint.open() as reader:
-        return make_plan(reader.shapes, settings, reader.readable_companions, checkpoint.name)
+        plan = make_plan(reader.shapes, settings, reader.readable_companions, checkpoint.name)
+    note = assumption(plan)
+    text = f"{checkpoint.name} is a checkpoint of {plan.origin} and is converted in memory"
+    _logger.log(logging.WARNING if note else logging.INFO, f"{text}; {note}" if note else text)
+    return plan
 
 
 def _load_state(checkpoint: LocalCheckpoint, plan: Plan, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -64,7 +64,7 @@ _LOCAL_HEADER_SIZE = 30  # without the file's name
 # Callables in a pickle that can fill memory in one call and make no tensor; and those that copy existing objects.
 _GREEDY, _COPYING = ("bytearray", "encode"), ("OrderedDict", "Counter", "Size", "set")
 
-# The first of each pair that exists is read. The full processor also covers text.
+# Of the configs the first that exists is read. The full processor, which may contain the other, also covers text.
 CONFIG, OPEN_CLIP_CONFIG = "config.json", "open_clip_config.json"
 PROCESSOR, FULL_PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # Names that transformers, timm and OpenCLIP give to the weight file of a folder.
@@ -618,12 +618,12 @@ def _open_folder(folder: Path) -> CheckpointReader:
 
 
 def _read_image_processor(folder: Path) -> dict[str, Any] | None:
-    """Return the fields of the folder's image processor; None if no file has them."""
-    if (folder / PROCESSOR).is_file():
-        return read_json(folder / PROCESSOR)
-    if not (folder / FULL_PROCESSOR).is_file():
-        return None
-    processor: Any = read_json(folder / FULL_PROCESSOR).get("image_processor")
+    """Return the fields of the folder's image processor from the file that transformers prefers; None without one."""
+    processor: Any = None
+    if (folder / FULL_PROCESSOR).is_file():
+        processor = read_json(folder / FULL_PROCESSOR).get("image_processor")
+    if processor is None and (folder / PROCESSOR).is_file():
+        processor = read_json(folder / PROCESSOR)
     if not isinstance(processor, dict | None):
         raise UserError(
             f"{FULL_PROCESSOR} has image_processor={processor!r:.80}, but an object with fields is needed; "

@@ -195,7 +195,7 @@ DINOV3 = replace(
     declared=lambda companions, shapes: Declared(processor=IMAGENET_PIXELS),
     assumed={
         "layer_norm_eps": "eps 1e-5",
-        "hidden_act": "the exact GELU",
+        "hidden_act": "the exact GELU (SiLU in a SwiGLU)",
         "processor": "ImageNet's mean and deviation, resized bicubically",
     },
     refused={

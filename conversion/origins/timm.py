@@ -384,7 +384,7 @@ VIT = Origin(
     declared=declared,
     assumed={
         "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408 and 1664)",
-        "hidden_act": "the exact GELU",
+        "hidden_act": "the exact GELU (SiLU in a SwiGLU)",
         "layer_norm_eps": "LayerNorms before attention and MLP, eps 1e-6 (1e-5 with a norm before the blocks)",
         "position_embedding": "positions added to the tokens once (no RoPE)",
         "pooling": "pooling by the class token if there is one and no norm after pooling, else by the mean",

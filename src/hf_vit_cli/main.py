@@ -73,9 +73,10 @@ def _set_up_logs() -> Generator[None]:
     for name, variable in _CLIENTS.items():
         if os.environ.setdefault(variable, "critical") == "critical":  # read when the library is imported
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    if os.environ.get("RANK", "0") == "0":
+    is_main = os.environ.get("RANK", "0") == "0"
+    if is_main:
         conversion_log.addHandler(handler)
-        conversion_log.setLevel(logging.INFO)
+    conversion_log.setLevel(logging.INFO if is_main else logging.ERROR)
     try:
         yield
     finally:

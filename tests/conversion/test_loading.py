@@ -41,6 +41,18 @@ def test_options_of_a_conversion(tmp_path: Path):
     assert not loaded.classifier.weight.any()
 
 
+def test_what_is_assumed_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    model = of_transformers("ViTForImageClassification")
+    model.save_pretrained(tmp_path / "complete")
+    torch.save(of_timm("vit_tiny_patch16_224").state_dict(), tmp_path / "bare.pth")
+    ViTImageProcessor().save_pretrained(tmp_path / "complete")
+    hf_vit.from_hub(tmp_path / "complete")
+    assert not caplog.records
+    hf_vit.from_hub(tmp_path / "bare.pth", num_heads=3)
+    (record,) = caplog.records
+    assert "bare.pth is a checkpoint of timm_vit and is converted in memory; assumed, as" in record.getMessage()
+
+
 @torch.no_grad()
 def test_own_models_load_as_they_are(tmp_path: Path):
     of_transformers("ViTForImageClassification").save_pretrained(tmp_path / "theirs")

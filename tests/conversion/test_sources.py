@@ -258,6 +258,8 @@ def test_hash(site, tmp_path: Path):
     assert fetch(local, right).path == local
     with pytest.raises(UserError, match=f"local.npz has the SHA-256 {right}, but"):
         fetch(local, "0" * 64)
+    with pytest.raises(UserError, match=r"timm:vit_tiny_patch16_224@local.npz has the SHA-256"):
+        fetch(f"timm:vit_tiny_patch16_224@{local}", "0" * 64)
     assert local.is_file()
     with pytest.raises(UserError, match="is not a SHA-256"):
         fetch(local, right[:-1])

@@ -309,13 +309,18 @@ def test_pixels_come_along(tmp_path: Path):
 
 
 def test_pixels_of_a_processor_of_images_and_texts(tmp_path: Path):
-    """As transformers 5 writes them: in one file, and no other."""
+    """As transformers 5 writes them: in one file, which it prefers to the other one."""
     of_transformers("CLIPVisionModel").save_pretrained(tmp_path)
     steps = transformers.CLIPImageProcessor(size={"shortest_edge": 20}, crop_size=14).to_dict()
     whole = tmp_path / "processor_config.json"
     whole.write_text(json.dumps({"processor_class": "CLIPProcessor", "image_processor": steps}))
     found = hf_vit.image_processor_from_hub(tmp_path)
     assert (dict(found.size), dict(found.crop_size)) == ({"shortest_edge": 20}, {"height": 14, "width": 14})
+    transformers.CLIPImageProcessor(size={"shortest_edge": 30}, crop_size=14).save_pretrained(tmp_path)
+    for content, side in (({"image_processor": steps}, 20), ({"processor_class": "CLIPProcessor"}, 30)):
+        whole.write_text(json.dumps(content))
+        assert transformers.AutoImageProcessor.from_pretrained(tmp_path).size["shortest_edge"] == side
+        assert hf_vit.image_processor_from_hub(tmp_path).size["shortest_edge"] == side
     whole.write_text(json.dumps({"image_processor": "CLIP"}))
     with pytest.raises(
         UserError, match=r"processor_config\.json has image_processor='CLIP', but an object with fields is needed"

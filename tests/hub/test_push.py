@@ -81,13 +81,14 @@ def test_pickles_and_old_code_of_others_are_deleted(
 ) -> None:
     xet_client.run("hub.jobs:push", folder=str(saved_models["axial"]))
     assert "modeling_hf_axial_vit.py" in hub.files(REPO)
+    old = "pytorch_model.bin", "training_args.bin", "processor_config.json"  # transformers would read the last one
     xet_client.run(
         "hub.jobs:upload_raw",
         repo_id=REPO,
-        files={"pytorch_model.bin": "x", "training_args.bin": "x", "notes.md": "kept", "sub/model.bin": "kept"},
+        files={"notes.md": "kept", "sub/model.bin": "kept"} | dict.fromkeys(old, "{}"),
     )
     done = xet_client.run("hub.jobs:push", folder=str(model_folder))
-    assert set(done["deleted"]) >= {"pytorch_model.bin", "training_args.bin", "modeling_hf_axial_vit.py"}
+    assert set(done["deleted"]) >= {*old, "modeling_hf_axial_vit.py"}
     left = set(hub.files(REPO))
     assert {"notes.md", "sub/model.bin"} <= left
     assert not left & set(done["deleted"])
@@ -208,11 +209,16 @@ def card(fields: str) -> Callable[[Path], object]:
     return write("README.md", f"---\n{fields}\n---\n")
 
 
-def photograph(folder: Path) -> None:
-    exif = Image.Exif()
-    exif.get_ifd(0x8825)[1] = "N"
-    (folder / "examples").mkdir()
-    Image.new("RGB", (8, 8)).save(folder / "examples" / "x.jpg", exif=exif)
+def photograph(name: str, card: str | None = None) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        exif = Image.Exif()
+        exif.get_ifd(0x8825)[1] = "N"
+        (folder / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(folder / name, exif=exif)
+        if card is not None:
+            (folder / "README.md").write_text(card)
+
+    return change
 
 
 DAMAGED = "config.json of .* is damaged: .*"
@@ -237,7 +243,8 @@ TROUBLE: list[tuple[Callable[[Path], object], str]] = [
     (with_config(patch_size=[1]), f"{DAMAGED}patch_size"),
     (with_config(id2label={"zero": "a"}), f"{DAMAGED}id2label.zero"),
     (with_config(architectures="x"), f"{DAMAGED}architectures"),
-    (photograph, "examples/x.jpg of .* contains the place where it was taken"),
+    (photograph("examples/x.jpg"), "examples/x.jpg of .* contains the place where it was taken"),
+    (photograph("me.jpg", "---\nlicense: mit\n---\n![me](me.jpg)"), "me.jpg of .* contains the place where it was"),
     (write("embeddings_hf_vit.py", "def ("), "embeddings_hf_vit.py of .* is not valid Python code"),
     (write("embeddings_hf_vit.py", "\0"), "embeddings_hf_vit.py of .* is not valid Python code"),
     (lambda folder: (folder / "embeddings_hf_vit.py").write_bytes(b"x = '\xed\xa0\x80'"), "is not valid Python code"),

@@ -413,6 +413,16 @@ def test_parts_of_an_optimized_model_stay():
         with pytest.raises(AttributeError):
             layer.get_parameter(path)
     assert not hasattr(embeddings, "position_embeddings")
+    balanced = FAMILIES["plain"].build("classification")
+    images = FAMILIES["plain"].images(balanced.config)
+    hf_vit.optimize_for_inference(balanced, quantize="int8", calibrate=images)
+    norm = balanced.vit.layers[0].layernorm_before  # its channels are balanced with those of the weights after it
+    for change, message in (
+        (lambda: norm.register_forward_hook(lambda *_: None), "hooked at a merged layer"),
+        (lambda: norm.load_state_dict(balanced.vit.layernorm.state_dict()), "other weights"),
+    ):
+        with pytest.raises(hf_vit.UserError, match=message):
+            change()
     hybrid = hf_vit.optimize_for_inference(FAMILIES["hybrid"].build("classification"), engine="torch")
     assert not hasattr(hybrid.vit.embeddings.patch_embeddings.stem.root_conv, "weight")
     assert not hasattr(hybrid.vit.embeddings.patch_embeddings.projection, "weight")

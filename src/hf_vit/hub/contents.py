@@ -50,8 +50,9 @@ from hf_vit.results.redaction import find_secret, redact_text
 MAX_TEXT_BYTES = 10 * 1024**2
 MAX_FILE_BYTES = 50 * 1000**3
 PAGE_FILES = ("index.html", "style.css", "page.js", "worker.js")
-# Files of earlier pushes that are deleted: weights in every format that from_pretrained reads, and parts of a page.
-_WEIGHTS = re.compile(r"[^/]+\.(safetensors|bin|h5|msgpack|pt|pth|ckpt|pkl)(\.index\.json)?|training_args\.bin")
+# Files of earlier pushes that are deleted: weights in every format that from_pretrained reads, a file that transformers
+# prefers to preprocessor_config.json, and parts of a page.
+_REPLACED = re.compile(r"[^/]+\.(safetensors|bin|h5|msgpack|pt|pth|ckpt|pkl)(\.index\.json)?|processor_config\.json")
 _PAGE_PARTS = re.compile(r"(models|examples|runtime)/.*")
 _GPS = 0x8825  # number of the EXIF tag that holds the GPS data
 # For Inference Endpoints: code that serves the model, and what it needs.
@@ -204,16 +205,16 @@ def collect(
             f"{folder} holds no image processor ({PROCESSOR}); add it with processor.save_pretrained({str(folder)!r})"
         )
     descriptions = describe_model(folder, repo_id, license=license, share_images=share_images)
-    examples = list_examples(folder)
-    for name in examples:
+    images = {*list_plots(folder, descriptions[CARD_NAME].decode()), *list_examples(folder)}
+    for name in sorted(images):
         _refuse_gps(folder, name)
-    names |= {*list_plots(folder, descriptions[CARD_NAME].decode()), *examples}
+    names |= images
     names |= {path.name for path in (folder / FACTS_NAME, *folder.glob("LICENSE*")) if path.is_file()}
     sources |= {name: folder / name for name in names - descriptions.keys()} | descriptions
     if FACTS_NAME in names and find_secret((folder / FACTS_NAME).read_text(encoding="utf-8")) is None:
         sources[FACTS_NAME] = Facts.load(folder).to_json().encode()  # older versions redacted less
     sources |= collect_serving_files(folder, config)
-    return _check_contents(folder, sources, _WEIGHTS, {SINGLE, INDEX})
+    return _check_contents(folder, sources, _REPLACED, {SINGLE, INDEX})
 
 
 def collect_serving_files(folder: Path, config: ModelConfig) -> _Sources:
@@ -256,7 +257,7 @@ def _is_ours(code: bytes) -> bool:
 
 
 def _refuse_gps(folder: Path, name: str) -> None:
-    """Raise a UserError for an example image with GPS data, as photographs of phones have."""
+    """Raise a UserError for an image with GPS data, as photographs of phones have."""
     from PIL import Image
 
     check_inside(folder, folder / name)

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from hf_vit.conversion.targets.graphs.fitting import Inputs
-from hf_vit.inference.layers import Dense, derive
+from hf_vit.inference.freezing import add_base
+from hf_vit.inference.layers import Dense, Merged, derive
 
 # Layers that read what another of their module reads, with which they are merged: they need no record.
 _MERGED_WITH_ANOTHER = ("k_proj", "v_proj", "up_proj")
@@ -55,7 +56,7 @@ def smooth(norm: Any, dense: Any) -> Any:
     factors = dense.inputs.choose_factors(dense.merged_weight)
     dense.merged_weight = dense.merged_weight * factors
     dense.inputs = dense.inputs.divide(factors)
-    new_norm = derive(type(norm), norm)
+    new_norm = derive(add_base(type(norm), base=Merged), norm)
     vars(new_norm)["_parameters"] = {
         name: None if value is None else nn.Parameter(value.detach() / factors.to(value.dtype), requires_grad=False)
         for name, value in norm._parameters.items()

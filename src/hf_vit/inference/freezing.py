@@ -203,8 +203,8 @@ def add_base(kind: type[Module], base: type[nn.Module]) -> type[Module]:
 
 
 def guard_of(model: object) -> type[Any]:
-    """Return the class that guards a model: `Frozen` for the package's, `Guarded` for others that contain one."""
-    return Frozen if type(model).__module__.startswith("hf_vit.") else Guarded
+    """Return the class that guards a module: `Frozen` for the package's and merged ones, `Guarded` for others."""
+    return Frozen if isinstance(model, Merged) or type(model).__module__.startswith("hf_vit.") else Guarded
 
 
 def freeze(
@@ -214,7 +214,7 @@ def freeze(
 
     No submodule or weight of the modules that an engine has `computed` may change; `placement` is dtype and device.
     """
-    own_modules = {module for module in model.modules() if type(module).__module__.startswith("hf_vit.")}
+    own_modules = {module for module in model.modules() if guard_of(module) is Frozen}
     # Dropouts of torch too, which would be the only modules left that can train.
     own_modules |= {child for module in own_modules for child in module.children() if type(child) is nn.Dropout}
     module: Any
