@@ -154,6 +154,7 @@ TABLES = {
     "below 0 *": (partial(save_labels, label=lambda name: NAMES.index(name) - 1), "label -1, .* number the classes"),
     "dict lines": (partial(save_lines, label={"x": 1}), "have the type dict; write whole numbers or names"),
     "decimal lines": (partial(save_lines, label="1.0"), r"have the type float; .* names \(write 1 for 1\.0, or"),
+    "NaN lines": (partial(save_lines, label=float("nan")), "has images without a label; add the labels"),
     "list lines": (partial(save_lines, label=[["a"]]), "have the type list; write whole numbers or names"),
     "no label": (partial(save_without, column="label"), "has the columns image, but .* 'label'"),
     "no image": (partial(save_without, column="image"), "has the columns label, but .*--image-column"),

@@ -309,15 +309,19 @@ def test_living_workers_see_the_next_epoch(parquet):
         assert {example["pixel_values"][0] for example in seen} == {epoch}
 
 
-@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
+@pytest.mark.parametrize("kind", ["parquet", "parquet of names", "webdataset"])
 def test_cut_splits_of_a_stream_in_shards(tmp_path, kind):
-    """Images cut to validation and test are left out of every part, and the parts hold the rest once."""
+    """Images cut to validation and test, those of the table, are left out of all parts, which hold the rest once."""
     (tmp_path / "data").mkdir()
     images = [picture(seed) for seed in range(60)]
     for shard in range(3):
         rows = [(encoded(images[i]), i % 2) for i in range(shard * 20, shard * 20 + 20)]
-        if kind == "parquet":
+        if kind != "webdataset":
             stored = [{"image": {"bytes": content, "path": None}, "label": "ab"[label]} for content, label in rows]
+            for number, row in enumerate(stored if kind == "parquet of names" else ()):
+                path = tmp_path / f"{shard}-{number}.png"
+                path.write_bytes(row["image"]["bytes"])
+                row["image"] = {"bytes": None, "path": str(path)}
             Dataset.from_list(stored).to_parquet(tmp_path / "data" / f"{shard}.parquet")
         else:
             samples = [{"png": content, "cls": b"%d" % label} for content, label in rows]
@@ -327,7 +331,11 @@ def test_cut_splits_of_a_stream_in_shards(tmp_path, kind):
     whole = transform_split(data, "train", transform, shuffle_buffer=8)
     expected = {image["pixel_values"].numpy().tobytes() for image in whole}
     counts = {split: len(list(data.splits[split])) for split in ("train", "validation", "test")}
-    assert sum(counts.values()) == 60
+    table = load_data(str(tmp_path / "data"))
+    for split, number in counts.items():
+        read, listed = (sorted(hash(row["image"].tobytes()) for row in each.splits[split]) for each in (data, table))
+        assert read == listed
+        assert len(read) == number
     assert counts["train"] == len(expected) < 60
     parts = [list(whole.split(rank, 2).examples(0)) for rank in (0, 1)]
     seen = [image["pixel_values"].numpy().tobytes() for part in parts for image, _ in part]

@@ -1,16 +1,19 @@
 """The order of images: by seed and epoch, over workers and processes, of tables and of streams."""
 
+import multiprocessing
 import random
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from training.conftest import write_numbers
 
 from hf_vit import UserError
+from hf_vit.data import AugmentationConfig, ImageCollator, TransformedImages, load_data, make_processor
 from hf_vit.data.batches import TransformedStream
+from hf_vit.data.transforms import TrainTransform
 from hf_vit.training.trainer.sampling import (
     EpochBatches,
     EpochSampler,
@@ -108,6 +111,34 @@ def test_repeated_augmentation_shows_few_images_in_several_variations(workers):
         assert all(sum(image == other for other, _ in seen[epoch]) == 3 for image, _ in seen[epoch])
         assert {number for _, number in seen[epoch]} == {3 * epoch, 3 * epoch + 1, 3 * epoch + 2}
     assert {image for image, _ in seen[0]} != {image for image, _ in seen[1]}
+
+
+class Meeting(TrainTransform):
+    """Workers wait for each other between the choice of a pass and its augmentation."""
+
+    workers = multiprocessing.get_context("fork").Barrier(2)
+
+    def prepare(self, images):
+        if get_worker_info() is not None:
+            self.workers.wait(60)
+        return super().prepare(images)
+
+
+def test_workers_at_different_copies_augment_each_in_its_own_way(tiny_config):
+    table = load_data("digits").splits["train"].select(range(8))
+    transform = Meeting(make_processor(tiny_config()), AugmentationConfig(shift_px=2))
+    dataset = SeededDataset(TransformedImages(table, transform, cache_bytes=0), ImageCollator(10), seed=3)
+    sampler = EpochSampler(8, seed=3, repeats=2)
+    alone, together = (
+        [
+            batch["pixel_values"]
+            for batch in DataLoader(
+                dataset, sampler=sampler, batch_size=1, num_workers=workers, collate_fn=return_unchanged
+            )
+        ]
+        for workers in (0, 2)
+    )
+    assert all(map(torch.equal, together, alone))
 
 
 def test_an_epoch_of_copies_ends_where_the_images_would():

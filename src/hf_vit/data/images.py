@@ -276,13 +276,13 @@ def open_image(
     Returns the scan, and the image as RGB, or None if it has a problem. An image without a path has the default name;
     for `draft_side` see `decode_image`.
     """
-    return _decode_scanned(*_hash_image(stored_image or {}, default_name), draft_side)
+    return decode_scanned(*hash_image(stored_image or {}, default_name), draft_side)
 
 
-def _decode_scanned(
+def decode_scanned(
     scan: ImageScan, content: bytes, draft_side: int | None = None
 ) -> tuple[ImageScan, Image.Image | None]:
-    """Complete the scan of `_hash_image`, and return it with the image as RGB, or None if it has a problem."""
+    """Complete the scan of `hash_image`, and return it with the image as RGB, or None if it has a problem."""
     if scan.problem is not None:
         return scan, None
     try:
@@ -292,7 +292,7 @@ def _decode_scanned(
     return ImageScan(scan.name, scan.digest, image.height, image.width, peak=peak, is_turned=is_turned), image
 
 
-def _hash_image(stored: Mapping[str, Any], default_name: str) -> tuple[ImageScan, bytes]:
+def hash_image(stored: Mapping[str, Any], default_name: str) -> tuple[ImageScan, bytes]:
     """Read one stored image without decoding it; return the scan, which has no size, and the bytes."""
     name = str(stored.get("path") or default_name)
     try:
@@ -418,7 +418,7 @@ def _scan_rows(
 
 def _scan_stored(stored: Mapping[str, Any], default_name: str, depth: ScanDepth, kept_bytes: int) -> ImageScan:
     """Scan one stored image, in a quick way if the depth and the file allow it, else by decoding all of it."""
-    scan, content = _hash_image(stored, default_name)
+    scan, content = hash_image(stored, default_name)
     if depth == "hash" or scan.problem is not None:
         return scan
     quick_scan: ImageScan | None = None
@@ -428,7 +428,7 @@ def _scan_stored(stored: Mapping[str, Any], default_name: str, depth: ScanDepth,
         quick_scan = _scan_photograph(scan, content)
     if quick_scan is not None:
         return quick_scan
-    decoded_scan, image = _decode_scanned(scan, content)
+    decoded_scan, image = decode_scanned(scan, content)
     if image is not None and 3 * image.width * image.height <= kept_bytes:
         return replace(decoded_scan, pixels=image.tobytes())
     return decoded_scan

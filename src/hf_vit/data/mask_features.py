@@ -1,4 +1,4 @@
-"""Column types of `datasets` for masks, which are decoded when a row is accessed."""
+"""Column types of `datasets` for masks, decoded when a row is accessed, and masks as torchvision's tensors."""
 
 import warnings
 from collections.abc import Sequence
@@ -8,9 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import torch
 from datasets import ClassLabel, Image, List, Value
 from datasets.features.features import register_feature
 from PIL import Image as Pillow
+from torchvision.transforms.v2 import InterpolationMode, functional
+from torchvision.tv_tensors import Mask
 
 from hf_vit.data.annotations import read_class_numbers
 
@@ -55,6 +58,27 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # the function warns that it is experimental
     register_feature(ClassMask, "ClassMask")
     register_feature(RunLengthMask, "RunLengthMask")
+
+
+class CenteredMask(Mask):
+    """A mask [..., H, W] that is resized as images are, by the centers of pixels.
+
+    torchvision resizes masks by the corners of pixels, which moves a smaller mask by up to half of its pixels.
+    """
+
+
+@functional.register_kernel(functional.resize, CenteredMask)
+def _resize(mask: torch.Tensor, size: list[int], *_: Any, **__: Any) -> Mask:
+    planes = mask.as_subclass(torch.Tensor).reshape(-1, *mask.shape[-2:])
+    resized = functional.resize_image(planes, size, InterpolationMode.NEAREST_EXACT)
+    return CenteredMask(resized.reshape(*mask.shape[:-2], *resized.shape[-2:]))
+
+
+@functional.register_kernel(functional.resized_crop, CenteredMask)
+def _crop_and_resize(
+    mask: torch.Tensor, top: int, left: int, height: int, width: int, size: list[int], *_: Any, **__: Any
+) -> Mask:
+    return _resize(mask[..., top : top + height, left : left + width], size)
 
 
 def make_object_features(label_names: Sequence[str], masks: Image | RunLengthMask | None) -> dict[str, Any]:

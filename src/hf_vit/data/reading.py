@@ -22,7 +22,7 @@ import numpy as np
 
 from hf_vit.data.files import FileNames, refuse_text
 from hf_vit.data.idx import read_idx_split, store_images
-from hf_vit.data.images import ImageScan, note_dark_images, open_image, raise_bad_image, shorten_path
+from hf_vit.data.images import ImageScan, decode_scanned, hash_image, note_dark_images, raise_bad_image, shorten_path
 from hf_vit.data.labels import LabelMap, convert_labels, normalize_label, normalize_name, summarize_names
 from hf_vit.data.sources import DataSource
 from hf_vit.data.splits import SPLITS, assign_split, split_name
@@ -48,6 +48,8 @@ _CHANNELS = 4
 _DUPLICATE = object()
 # Values of an indicator column (one class), as pandas and other programs write them.
 _INDICATORS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+# How numbers of JSON are read; a bare NaN, which json.dumps and pandas write, is a missing value.
+_AS_TEXT: dict[str, Any] = {"parse_int": str, "parse_float": str, "parse_constant": lambda _: None}
 # Decoded images in a stream's buffer; few, so that large photographs do not fill the memory.
 _BATCH = 16
 
@@ -470,7 +472,7 @@ def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(filter(str.strip, file), start=1):
             try:
-                row = json.loads(line, object_pairs_hook=_make_row, parse_int=str, parse_float=str, parse_constant=str)
+                row = json.loads(line, object_pairs_hook=_make_row, **_AS_TEXT)
             except json.JSONDecodeError as error:
                 raise ValueError(f"row {number}: {error.msg} at character {error.pos}") from error
             if not isinstance(row, dict):
@@ -843,12 +845,13 @@ class StreamReader:
         labels: list[int] = []
         rows = (row or {} for row in batch[self.columns.image])
         for stored_image, raw_label in zip(rows, self.columns.labels(batch), strict=True):
-            if not self._is_in_split(stored_image):
-                continue
             path = stored_image.get("path")
             if stored_image.get("bytes") is None and path is not None and self.source is not None:
                 _refuse_foreign(self.source, path)
-            scan, image = open_image(stored_image, "")
+            scan, content = hash_image(stored_image, "")
+            if self.missing and assign_split(scan.digest, self.missing, seed=self.seed) != self.split:
+                continue
+            scan, image = decode_scanned(scan, content)
             problem = scan.find_problem(self.min_size)
             if problem is None:
                 if raw_label not in self.labels.numbers:  # raises; only now, because `_names` may read all files
@@ -867,15 +870,6 @@ class StreamReader:
             if name not in self.skipped:  # the stream is read again in every epoch
                 self.skipped.append(name)
                 logger.warning("skipped the unreadable image %s", to_one_line(name))
-
-    def _is_in_split(self, stored_image: Mapping[str, Any]) -> bool:
-        """Return whether an image belongs to this split, where splits are cut by content."""
-        if not self.missing:
-            return True
-        content: bytes | None = stored_image.get("bytes")
-        if content is None:  # one split must report the unreadable file, so its path is hashed instead
-            content = str(stored_image.get("path")).encode()
-        return assign_split(hashlib.sha256(content).hexdigest(), self.missing, seed=self.seed) == self.split
 
     def _names(self, scan: ImageScan) -> list[str]:
         """Return file and row of an image and of its duplicates; else its path, or its split and digest."""

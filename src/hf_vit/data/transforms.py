@@ -79,8 +79,11 @@ class _RandomTransform:
         self._epoch = torch.tensor(-1).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the augmentation."""
-        self._epoch.fill_(epoch)
+        """Set the epoch of the augmentation; in a loader's worker for this worker alone."""
+        if torch.utils.data.get_worker_info() is None:
+            self._epoch.fill_(epoch)
+        else:  # the workers share that memory, and the copies of repeated augmentation have an epoch each
+            self._epoch = torch.tensor(epoch)
 
     def _draw_keys(self, indices: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
         """Return a random key for every image: of (seed, epoch, image), or of torch's generator without an epoch."""
@@ -543,12 +546,13 @@ class DenseTrainTransform(_RandomTransform):
     def prepare(self, rows: Mapping[str, Sequence[Any]]) -> list[Example]:
         """Do the part without random numbers: decode images and annotations in their original size."""
         from torchvision.tv_tensors import Image as Pixels
-        from torchvision.tv_tensors import Mask
+
+        from hf_vit.data.mask_features import CenteredMask
 
         images = map_in_threads(decode_image, rows["image"])
         pixels = [Pixels(torch.from_numpy(np.array(image)).permute(2, 0, 1)) for image in images]
         if self.target == "mask":
-            labels = [Mask(torch.from_numpy(np.array(mask))) for mask in rows["mask"]]
+            labels = [CenteredMask(torch.from_numpy(np.array(mask))) for mask in rows["mask"]]
             return [{"pixels": image, "labels": mask} for image, mask in zip(pixels, labels, strict=True)]
         return [
             {"pixels": values, **_make_object_tensors(image.size, objects, with_crowds=False)}
@@ -598,12 +602,13 @@ def _compose_steps(augmentation: AugmentationConfig, processor: "BaseImageProces
     """Return torchvision's transform of an image with its mask or objects to the model's size."""
     from torchvision.transforms import v2
     from torchvision.tv_tensors import Image as Pixels
-    from torchvision.tv_tensors import Mask
+
+    from hf_vit.data.mask_features import CenteredMask
 
     refuse_image_only(augmentation)
     size = get_input_size(processor)
     interpolation = get_interpolation(processor)
-    fill: Any = {Pixels: compute_mean_color(processor), Mask: IGNORED if target == "mask" else 0}
+    fill: Any = {Pixels: compute_mean_color(processor), CenteredMask: IGNORED if target == "mask" else 0}
     steps: list[Any] = []
     if augmentation.scale_jitter is not None:
         steps += [
@@ -651,7 +656,9 @@ def _make_object_tensors(
     size: tuple[int, int], objects: Mapping[str, Sequence[Any]], with_crowds: bool = True
 ) -> Example:
     """Return the objects of an image of (width, height) px as tensors."""
-    from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat, Mask
+    from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
+
+    from hf_vit.data.mask_features import CenteredMask
 
     rows = [row for row, is_crowd in enumerate(objects["iscrowd"]) if with_crowds or not is_crowd]
     selected = {name: [values[row] for row in rows] for name, values in objects.items()}
@@ -671,7 +678,7 @@ def _make_object_tensors(
         for mask, image in zip(masks, selected["segmentation"], strict=True):
             if image is not None:
                 mask[:] = np.array(image)
-        tensors["masks"] = Mask(torch.from_numpy(masks))
+        tensors["masks"] = CenteredMask(torch.from_numpy(masks))
     return tensors
 
 

@@ -65,7 +65,7 @@ class WithUnlabeled(torch.utils.data.Dataset[dict[str, Any]]):
         self.seed = seed
         self.rows = torch.as_tensor(rows)
         unlabeled.set_epoch(0)  # the epoch stays 0 because the number of the draw already varies the augmentation
-        self._epoch = torch.tensor(0).share_memory_()
+        self._epoch = 0
         self._orders: dict[int, torch.Tensor] = {}  # pass -> order, of the last two passes
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class WithUnlabeled(torch.utils.data.Dataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Use the draws and augmentations of this epoch from now on."""
-        self._epoch.fill_(epoch)
+        self._epoch = epoch
         self.labeled.set_epoch(epoch)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class WithUnlabeled(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the examples of labeled images, each with its unlabeled ones."""
-        start = int(self._epoch) * len(self)
+        start = self._epoch * len(self)
         draws = [(start + index) * self.ratio + copy for index in indices for copy in range(self.ratio)]
         unlabeled = self.unlabeled.varied([self._get_row(draw) for draw in draws], draws)
         groups = (unlabeled[first : first + self.ratio] for first in range(0, len(unlabeled), self.ratio))
