@@ -197,6 +197,8 @@ def test_a_scaling_law_of_trained_folders(run, tmp_path: Path) -> None:
         folders.append(trained(folder, steps=100 * 4**place, top1=1 - 0.1 * 2.0**-place - 0.05))
     (first / "facts.json").unlink()
     trained(first, steps=100, top1=1 - 0.1 - 0.05)
+    other = {"protocol": "objectnet", "top1": 0.01}  # of other images
+    append_record(first, Record(kind="evaluation", command="", date=datetime(2031, 2, 4, tzinfo=UTC), values=other))
     code, out, _ = run("scaling-law", *folders[:4], folders[4] / "facts.json", "--json")
     assert code == 0
     told = json.loads(out)

@@ -79,6 +79,17 @@ def test_detection_by_hand():
     assert np.isnan(meter.score_image(objects([], [], []), objects([], [])))
 
 
+def test_overlap_and_recall_at_a_threshold_reach_it():
+    """COCO's thresholds are those of float64: an IoU of 0.6 counts at 0.6, and a recall of 0.1 at 0.1."""
+    meter = DetectionMeter()
+    meter.update(objects([[0, 0, 10, 6]], [0], [0.9]), objects([[0, 0, 10, 10]], [0]))
+    assert meter.values(["box"])["ap"] == pytest.approx(3 / 10)
+    meter = DetectionMeter()
+    truth = [[20 * k, 0, 20 * k + 10, 10] for k in range(10)]
+    meter.update(objects([truth[0], [0, 60, 10, 70], truth[1]], [0] * 3, [0.9, 0.8, 0.7]), objects(truth, [0] * 10))
+    assert meter.values(["box"])["ap50"] == pytest.approx((11 + 10 * 2 / 3) / 101)  # recalls 0 to .1, and .11 to .2
+
+
 def iou_of(one, other):
     low, high = np.maximum(one[:2], other[:2]), np.minimum(one[2:], other[2:])
     both = np.prod(np.clip(high - low, 0, None))
@@ -181,6 +192,34 @@ def test_transformers_own_segmenters_are_known_and_classifiers_are_not_dense(tmp
     assert get_dense_task(subject.model) == "segmentation"
     (classes,) = segment(subject.model, subject.processor, torch.randn(1, 3, 32, 32), [(20, 50)])
     assert classes.shape == (20, 50)
+
+
+def test_a_batch_moves_no_boxes(tmp_path):
+    """A processor that pads images to the largest of a batch, without whose mask boxes would be of the padded image."""
+    model, _ = build("plain", "detr")
+    processor = DetrImageProcessor(size={"shortest_edge": 32, "longest_edge": 64})
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    random = np.random.default_rng(0)
+    images = [Image.fromarray(random.integers(0, 256, (32, width, 3), np.uint8)) for width in (32, 64)]
+    files = [tmp_path / f"{image.width}.png" for image in images]
+    for file, image in zip(files, images, strict=True):
+        image.save(file)
+    alone, together = (predict((model, processor), files, threshold=0.0, batch_size=count) for count in (1, 2))
+    rows = []
+    for one, two in zip(alone, together, strict=True):
+        left, top, right, bottom = one.answers[0]["box"]
+        assert [answer["box"] for answer in two.answers] == [pytest.approx(answer["box"]) for answer in one.answers]
+        category = ["sky", "cat"].index(one.answers[0]["label"])
+        rows.append({"bbox": [[left, top, right - left, bottom - top]], "category": [category], "iscrowd": [0]})
+    table = {"test": Dataset.from_dict({"image": images, "objects": rows})}
+    data = ImageData("two", "0" * 16, table, ["sky", "cat"], target="objects")
+    measures = [
+        evaluate_protocol("detection", (model, processor), data, batch_size=count, progress=False).result.measures
+        for count in (1, 2)
+    ]
+    assert measures[0]["ap75"] > 0
+    assert measures[0] == measures[1]
 
 
 @torch.no_grad()

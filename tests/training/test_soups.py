@@ -173,6 +173,8 @@ def test_bad_input_is_told(shelf, tmp_path, tiny_checkpoint, tiny_config):
     deeper = HfViTForImageClassification(tiny_config(num_hidden_layers=3, id2label=LABELS))
     deeper.save_pretrained(tmp_path / "deeper")
     make_processor(deeper.config).save_pretrained(tmp_path / "deeper")
+    shutil.copytree(one, tmp_path / "scaled")
+    make_processor(load(one).config, image_std=[0.25] * 3).save_pretrained(tmp_path / "scaled")
     for models, options, message in (
         ([one], {}, "a model soup averages at least 2"),
         ([one, one], {"greedy": True}, "with --data"),
@@ -182,6 +184,7 @@ def test_bad_input_is_told(shelf, tmp_path, tiny_checkpoint, tiny_config):
             "because they differ in num_hidden_layers",
         ),
         ([one, tiny_checkpoint], {}, "because they differ in classes"),
+        ([one, tmp_path / "scaled"], {}, "because they differ in the image processor"),
     ):
         with pytest.raises(UserError, match=message):
             make_soup(models, tmp_path / "no", **options)

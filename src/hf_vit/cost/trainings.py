@@ -136,7 +136,7 @@ def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
     for record in Facts.load(folder).records:
         if record.kind == "training":
             training, last_accuracy = record, None
-        elif record.kind == "evaluation":
+        elif record.kind == "evaluation" and record.values.get("protocol", "top1") == "top1":
             accuracy = as_fraction(record.values.get("top1"))
             last_accuracy = last_accuracy if accuracy is None else accuracy
     if training is None:

@@ -35,10 +35,10 @@ _USER_AND_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
 def find_protocol(record: Record) -> str | None:
     """Return the protocol of an evaluation if it is one of `PUBLISHED`, else None."""
-    if isinstance(record.values.get("top1"), float | int):
-        return "top1"
-    name = record.values.get("protocol")
-    return name if isinstance(name, str) and name in PUBLISHED and name != "top1" else None
+    name = record.values.get("protocol", "top1")
+    if name == "top1" and not isinstance(record.values.get("top1"), float | int):
+        return None
+    return name if isinstance(name, str) and name in PUBLISHED else None
 
 
 def round_metric(value: float) -> float:

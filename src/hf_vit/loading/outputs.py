@@ -287,6 +287,14 @@ def get_dense_task(model: nn.Module) -> DenseTask | None:
     return next((task for ending, task in TASKS.items() if name.endswith(ending)), None)
 
 
+def pads_images(processor: Any) -> bool:
+    """Return whether a processor pads the images of a batch to the largest, as DETR's does.
+
+    Such images run one by one, because `segment` and `detect` take no masks of the padding.
+    """
+    return bool(getattr(processor, "do_pad", None))
+
+
 @torch.no_grad()
 def segment(
     model: nn.Module, processor: Any, pixel_values: torch.Tensor, sizes: Sequence[tuple[int, int]]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from PIL import Image
 from torch import nn
 
 from hf_vit.conversion.progress import quiet_transformers
@@ -194,11 +195,20 @@ def _describe_soup(soup: Soup, used_names: list[str], greedy: bool, license: str
 
 
 def _require_same_config(first: LoadedModel, other: LoadedModel) -> None:
-    """Raise UserError if the configs of two models differ in fields that change the computed function."""
+    """Raise UserError if two models differ in fields of their configs that change the computed function, or in pixels.
+
+    All models are evaluated with the first one's image processor, which the soup gets.
+    """
     fields: dict[str, Any] = cast(Any, first.model).config.to_dict()
     other_fields: dict[str, Any] = cast(Any, other.model).config.to_dict()
     names = sorted({*fields, *other_fields} - _IRRELEVANT)
     different = [name for name in names if fields.get(name) != other_fields.get(name)]
+    picture = Image.effect_mandelbrot((96, 80), (-2, -1.2, 0.6, 1.2), 60).convert("RGB")
+    pixels, other_pixels = (
+        model.processor(images=picture, return_tensors="pt")["pixel_values"] for model in (first, other)
+    )
+    if pixels.shape != other_pixels.shape or not torch.allclose(pixels, other_pixels, rtol=0, atol=0.05):
+        different.append("the image processor")
     if different:
         differences = ", ".join("classes" if name == "id2label" else name for name in different)
         raise UserError(

@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -27,7 +27,7 @@ from hf_vit.evaluation.protocols.frame import (
 )
 from hf_vit.evaluation.reading import Collate
 from hf_vit.loading.model import get_label_names, match_labels
-from hf_vit.loading.outputs import detect, get_dense_task, segment
+from hf_vit.loading.outputs import detect, get_dense_task, pads_images, segment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,8 +124,11 @@ class DetectionMeter:
 
         self.with_masks = with_masks
         kinds: Any = ("bbox", "segm") if with_masks else ("bbox",)
-        self._metric = MeanAveragePrecision(iou_type=kinds, class_metrics=True, backend="pycocotools", **_NO_SYNC)
-        self._image_metric = MeanAveragePrecision(iou_type="bbox", backend="pycocotools", **_NO_SYNC)
+        # COCO's thresholds; torchmetrics rounds its own to float32, so that an IoU of 0.6 would not reach that of 0.6.
+        rules: dict[str, Any] = {"iou_thresholds": np.linspace(0.5, 0.95, 10).tolist()}
+        rules |= {"rec_thresholds": np.linspace(0, 1, 101).tolist(), "backend": "pycocotools", **_NO_SYNC}
+        self._metric = MeanAveragePrecision(iou_type=kinds, class_metrics=True, **rules)
+        self._image_metric = MeanAveragePrecision(iou_type="bbox", **rules)
         for metric in (self._metric, self._image_metric):
             metric.warn_on_many_detections = False  # COCO's rules use only the best 100 detections of an image
         self.num_images = self.num_objects = 0
@@ -256,6 +259,8 @@ def predict_dense(
     """Iterate over (index, image, truth, prediction) of all evaluated images; `predict` is `segment` or `detect`."""
     loaded = examination.loaded
     index = 0
+    if pads_images(loaded.processor):
+        examination = replace(examination, batch_size=1)
     collate = collate_class(loaded.prepare, match_labels(examination.data.label_names, names))
     with torch.inference_mode():
         for pixel_values, truths, images in examination.iterate(collate):

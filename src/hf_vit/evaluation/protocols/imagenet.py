@@ -66,6 +66,14 @@ def real(examination: Examination, *, real_labels: str | os.PathLike[str] | None
             "github.com/google-research/reassessed-imagenet and give it with --real-labels"
         )
     labels = read_real_labels(real_labels, examination.list_file_names(), len(examination.data.label_names))
+    originals = examination.labels(examination.split).tolist()
+    agreements = [label in classes for label, classes in zip(originals, labels, strict=True) if classes]
+    if 2 * sum(agreements) < len(agreements):  # of ImageNet's 90%
+        raise UserError(
+            f"only {sum(agreements):,} of {len(agreements):,} images have their own class among their reassessed "
+            "labels, so images or classes are in another order than ImageNet's; keep its file names, and name class "
+            "folders by their WordNet numbers"
+        )
     num_images = num_correct = num_labeled = num_real = 0
     rows = iter(examination.list_rows())
     for logits, truth in examination.iterate_logits(examination.split):
@@ -192,16 +200,15 @@ def objectnet(examination: Examination, *, mappings: str | os.PathLike[str] | No
     if not rows:
         raise UserError("no evaluated image has a class of ImageNet; evaluate another --split")
     loaded = replace(examination.loaded, prepare=partial(_cut_border_and_prepare, examination.loaded.prepare))
-    shared = list(mapped_classes)
+    shared = sorted({number for numbers in mapped_classes.values() for number in numbers})
     hits: list[tuple[bool, bool, bool]] = []  # of every image: top-1, top-5, top-1 among the shared classes
     hits_by_class: dict[int, list[bool]] = {}
     for logits, labels in replace(examination, loaded=loaded).iterate_data_logits(rows):
         best = find_largest(logits, 5).tolist()
-        shared_logits = [logits[:, mapped_classes[label]].amax(dim=-1) for label in shared]
-        best_shared = torch.stack(shared_logits, dim=-1).argmax(dim=-1).tolist()
+        best_shared = logits[:, shared].argmax(dim=-1).tolist()
         for label, predictions, shared_prediction in zip(labels.tolist(), best, best_shared, strict=True):
             is_correct = [prediction in mapped_classes[label] for prediction in predictions]
-            hits.append((is_correct[0], any(is_correct), shared[shared_prediction] == label))
+            hits.append((is_correct[0], any(is_correct), shared[shared_prediction] in mapped_classes[label]))
             hits_by_class.setdefault(label, []).append(is_correct[0])
     top1, top5, top1_of_shared = (sum(column) / len(hits) for column in zip(*hits, strict=True))
     names = examination.data.label_names
