@@ -291,7 +291,8 @@ def _download_once(url: str, folder: Path, checked_later: bool, versions: set[st
         with _open_url(url, f"bytes={num_bytes_here}-" if num_bytes_here else "") as response:
             if _describe(response) != description:
                 raise _InterruptedError(_CHANGED)
-            is_rest = response.status == 206  # the server may send the whole file instead
+            # The server may send the whole file instead, also as a part.
+            is_rest = response.headers.get("Content-Range", "").startswith(f"bytes {num_bytes_here}-")
             _write(response, url, partial, num_bytes_here if is_rest else 0, size)
     if version is not None and _ask_server(url) != description:
         partial.unlink()

@@ -320,6 +320,17 @@ def edit_graph(folder: Path) -> None:
     onnx.save(proto, folder / "model.onnx")
 
 
+def edit_weights_beside(folder: Path) -> None:
+    """Change one bit of weights that have a file of their own, as those of more than 2 GB have."""
+    file, data = folder / "model.onnx", folder / "model.onnx.data"
+    onnx.save(onnx.load(file), file, save_as_external_data=True, location=data.name)
+    certificate = json.loads((folder / "export.json").read_text())
+    certificate["sha256"] = hashlib.sha256(file.read_bytes() + data.read_bytes()).hexdigest()
+    (folder / "export.json").write_text(json.dumps(certificate))
+    verify(folder)
+    data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
+
+
 def other_results(folder: Path) -> None:
     with np.load(folder / "export.npz") as results:
         np.savez(folder / "export.npz", *(result + 1e-3 for result in results.values()))
@@ -327,6 +338,7 @@ def other_results(folder: Path) -> None:
 
 DAMAGES: dict[str, tuple[Any, str]] = {
     "graph": (edit_graph, r"was changed after the export .its SHA-256"),
+    "weights beside": (edit_weights_beside, r"was changed after the export"),
     "results": (other_results, r"different results on this machine .* at most \d\.\de-0[34] \(1e-05 is allowed\)"),
     "no graph": (lambda folder: (folder / "model.onnx").unlink(), r"model\.onnx or export\.npz in .* is missing"),
     "half of it": (lambda folder: (folder / "export.npz").write_bytes(b"PK"),

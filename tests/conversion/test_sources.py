@@ -27,6 +27,7 @@ class Site:
     data: bytes
     version: str | None = '"one"'  # its ETag; None for a server that gives none
     gives_parts: bool = True  # answers Range with 206
+    gives_whole_parts: bool = False  # but sends everything then
     says_size: bool = True  # names Content-Length
     status: int = 500  # answers everything with this instead, while `failures` lasts
     failures: int = 0
@@ -68,6 +69,7 @@ class Handler(BaseHTTPRequestHandler):
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", part or "")
         if asked and site.gives_parts:
             first, last = int(asked[1]), int(asked[2] or len(data) - 1)
+            first = 0 if site.gives_whole_parts else first
             if first >= len(data):
                 return self.only(416)
             data, status = data[first : last + 1], 206
@@ -142,9 +144,9 @@ def test_file_arrives_whole_and_once(site, tmp_path: Path):
     assert files(tmp_path) == ["model.npz"]
 
 
-@pytest.mark.parametrize("gives_parts", [True, False])
-def test_dropped_connections_are_taken_up(site, gives_parts):
-    site.gives_parts, site.drops = gives_parts, [1000, 2**16 - 1, 0]
+@pytest.mark.parametrize(("gives_parts", "whole"), [(True, False), (True, True), (False, False)])
+def test_dropped_connections_are_taken_up(site, gives_parts, whole):
+    site.gives_parts, site.gives_whole_parts, site.drops = gives_parts, whole, [1000, 2**16 - 1, 0]
     assert fetch(site.url).path.read_bytes() == site.data
 
 

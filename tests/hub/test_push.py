@@ -249,6 +249,7 @@ TROUBLE: list[tuple[Callable[[Path], object], str]] = [
     (write("embeddings_hf_vit.py", "\0"), "embeddings_hf_vit.py of .* is not valid Python code"),
     (lambda folder: (folder / "embeddings_hf_vit.py").write_bytes(b"x = '\xed\xa0\x80'"), "is not valid Python code"),
     (write("README.md", "---\nlicense: mit\n---\n![curve](plots/curve.png)"), "the card shows plots/curve.png"),
+    (write("README.md", "---\nlicense: mit\n---\n<img src='plots/other.png'>"), "the card shows plots/other.png"),
     (write("README.md", "mine, without metadata"), "has no metadata"),
     (card("license: ["), "README.md: while parsing"),
     (card("tags: [vit]"), "license is missing"),

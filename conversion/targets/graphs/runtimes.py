@@ -186,6 +186,10 @@ class OnnxRuntime(Runtime):
             program.save(str(file))
             return self.open(file)
 
+    def parts(self, file: Path) -> list[Path]:
+        data = file.with_name(f"{file.name}.data")  # where torch's exporter writes more than 2 GB of weights
+        return [file, data] if data.is_file() else [file]
+
     def list_dense_layers(self, file: Path) -> list[str]:
         """Return the names of the products whose second factor is a weight."""
         import onnx

@@ -486,7 +486,7 @@ def list_plots(folder: Path, card: str) -> set[str]:
 
 def _parse_plots(card: str) -> set[str]:
     """Return the relative paths of all images in a card's Markdown and HTML."""
-    sources = {*re.findall(r"!\[[^\]]*\]\(([^)\s]+)", card), *re.findall(r"<img[^>]*\ssrc=\"([^\"]+)", card)}
+    sources = {*re.findall(r"!\[[^\]]*\]\(([^)\s]+)", card), *re.findall(r"<img[^>]*\ssrc=[\"']([^\"']+)", card)}
     return {name.removeprefix("./") for name in sources if "://" not in name and not name.startswith("data:")}
 
 
