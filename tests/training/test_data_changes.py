@@ -3,10 +3,12 @@
 import json
 import re
 import shutil
+from functools import partial
 
 import pytest
 import yaml
-from data.conftest import make_tar
+from data.conftest import make_tar, picture
+from datasets import Dataset
 from PIL import Image
 from training.conftest import same_weights, write_parquet
 
@@ -178,6 +180,23 @@ def test_a_run_that_was_split_otherwise_is_not_gone_on_with(make_colours, tiny_c
     run.write_text(json.dumps(settings))
     with pytest.raises(UserError, match=r"splits was \(not set\) and is now validation and test cut by content; give"):
         finetune(tiny_config(), str(data), tmp_path / "out", resume=True, **SETTINGS)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_run_whose_labels_are_read_otherwise_is_not_gone_on_with(streaming, tiny_config, tmp_path, stop_at):
+    """The files, and the names of every image's classes, are the same; the numbers of the classes are not."""
+    labels = {"cat": [number % 2 for number in range(60)], "dog": [1 - number % 2 for number in range(60)]}
+    Dataset.from_dict({"image": list(map(picture, range(60))), **labels}).to_parquet(tmp_path / "d.parquet")
+    train = partial(finetune, tiny_config(), tmp_path / "d.parquet", tmp_path / "out", streaming=streaming, **SETTINGS)
+    first, second = ("cat", "dog") if streaming else ("cat,dog", "dog,cat")
+    stop_at(4)
+    with pytest.raises(KeyboardInterrupt):
+        train(label_column=first)
+    changed = (
+        "label_column was cat and is now dog" if streaming else r"classes was cat, dog \(\w+\) and is now dog, cat"
+    )
+    with pytest.raises(UserError, match=changed):
+        train(label_column=second, resume=True)
 
 
 NAMES = ["blue", "green", "red"]

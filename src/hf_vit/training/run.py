@@ -10,6 +10,7 @@ Checkpoints are removed when the model is complete, unless they are kept on requ
 loss, a recipe the optimization.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -31,6 +32,7 @@ from hf_vit.data import AugmentationConfig, check_images, load_data
 from hf_vit.data.annotations import Target
 from hf_vit.data.augmentation import open_policy
 from hf_vit.data.fingerprints import describe_changes
+from hf_vit.data.labels import summarize_names
 from hf_vit.data.overview import note_imbalance
 from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import DivergedError, UserError, explain_refusal, is_out_of_memory
@@ -344,6 +346,7 @@ def _collect_settings(run: Run) -> dict[str, Any]:
         **{name: value for name, value in run.recipe.settings().items() if name not in ("name", "source")},
         "model": Path(run.source.name).name if run.source.has_weights else run.source.name,
         "data": f"{run.data.name} {run.data.fingerprint}",
+        "classes": _describe_classes(run.data.label_names),
         "image_size": list(as_pair(run.config.image_size)),
         "micro_batch_size": run.micro_batch_size,
         "total_steps": run.steps,
@@ -356,9 +359,14 @@ def _collect_settings(run: Run) -> dict[str, Any]:
         settings["splits"] = f"{' and '.join(run.data.cut)} cut by content"
     if run.options.cache_features:  # features differ in the last digits from those of a training step
         settings["cache_features"] = True
-    if run.options.streaming:
-        settings["num_workers"] = run.options.num_workers
+    if run.options.streaming:  # its fingerprint does not cover the columns
+        settings |= {name: getattr(run.options, name) for name in ("num_workers", "image_column", "label_column")}
     return cast(dict[str, Any], redact_values(json.loads(json.dumps(settings))))
+
+
+def _describe_classes(names: Sequence[str]) -> str:
+    """Return the first classes with a hash of all in their order, which the fingerprint of data does not cover."""
+    return f"{summarize_names(names)} ({hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]})"
 
 
 def record_run(run: Run) -> None:
@@ -379,6 +387,7 @@ def record_run(run: Run) -> None:
         for field in fields(settings_class)
         if field.default is not MISSING
     }
+    defaults |= {name: settings[name] for name in ("classes", "image_column", "label_column") if name in settings}
     old_values = defaults | old_settings
     different = []
     for name in sorted({*old_settings, *settings}):
