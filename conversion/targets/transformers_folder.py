@@ -15,9 +15,10 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.conversion.origins import clip
 from hf_vit.conversion.origins import transformers as tables
-from hf_vit.conversion.origins.origin import dense, shorten_pair
+from hf_vit.conversion.origins.origin import dense, format_size, shorten_pair
 from hf_vit.conversion.planning import HEADS
 from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target, has_head, measure_difference
+from hf_vit.errors import UserError
 
 VIT_TYPE = "hf_vit"
 _HEADS = (*HEADS, "visual_projection.")  # keys outside of the bare model
@@ -258,6 +259,7 @@ class TransformersFolder(Target):
     def write(self, outgoing: OutgoingModel) -> None:
         """Write config.json, the weights and the image processor."""
         hf_vit_config = outgoing.config
+        _refuse_other_positions(outgoing)
         model_class = _get_model_class(hf_vit_config, outgoing.has_head)
         sizes = {
             "image_size": shorten_pair(hf_vit_config.nominal_size),
@@ -311,6 +313,21 @@ def _get_model_class(config: PreTrainedConfig, has_head: bool) -> Any:
     import transformers
 
     return getattr(transformers, find_kind(config).class_name(config, has_head))
+
+
+def _refuse_other_positions(outgoing: OutgoingModel) -> None:
+    """Raise a UserError if DINOv2, which takes images of any size, has other positions at the image processor's."""
+    processor, config = outgoing.processor, outgoing.config
+    mode = "bicubic_antialias" if config.num_register_tokens else "bicubic"
+    if find_kind(config) is not DINOV2 or config.position_interpolation == mode:
+        return
+    pixels = dict(processor.crop_size if processor.do_center_crop else processor.size)
+    if (pixels.get("height"), pixels.get("width")) != outgoing.nominal_size:
+        raise UserError(
+            f"transformers' DINOv2 resizes positions by {mode!r} to the image processor's size {pixels}, but the model "
+            f"has position_interpolation={config.position_interpolation!r}, so nothing was written; set the size in "
+            f"preprocessor_config.json to {format_size(outgoing.nominal_size)} px, or use --to onnx"
+        )
 
 
 def _make_processor(outgoing: OutgoingModel) -> Any:

@@ -341,6 +341,24 @@ def test_timm_makes_the_processors_pixels(fields: dict[str, Any], told: str, cla
     torch.testing.assert_close(again, expected, rtol=1e-6, atol=1e-6)
 
 
+@torch.no_grad()
+def test_dinov2_keeps_its_positions_at_the_size_of_its_pixels(tmp_path: Path):
+    """transformers' class takes images of any size, and resizes positions in its own way."""
+    for mode, side in (("bilinear", 24), ("bicubic", 24), ("bilinear", 48)):
+        fields = {"layer_scale_init_value": 1.0, "position_interpolation": mode, "image_size": 48, "patch_size": 8}
+        folder = make("HfViTForImageClassification", tmp_path / f"{mode}{side}", **fields, intermediate_size=96)
+        ViTImageProcessor(size={"height": side, "width": side}).save_pretrained(folder)
+        if (mode, side) == ("bilinear", 24):
+            with pytest.raises(UserError, match=r"resizes positions by 'bicubic' to .* to 48x48 px, or use --to onnx"):
+                export(folder, tmp_path / "refused", "transformers")
+            continue
+        export(folder, tmp_path / f"out{side}", "transformers")
+        theirs = transformers.Dinov2ForImageClassification.from_pretrained(tmp_path / f"out{side}").eval()
+        images = torch.randn(2, 3, side, side)
+        expected = load(folder, "HfViTForImageClassification")(images).logits
+        torch.testing.assert_close(theirs(images).logits, expected, rtol=0, atol=1e-5)
+
+
 def test_other_families_and_heads_are_refused_by_name(tmp_path: Path):
     axial = make("HfAxialViTForImageClassification", tmp_path / "axial", pooling="gap")
     local = make("HfLocalViTForImageClassification", tmp_path / "local")
