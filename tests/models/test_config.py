@@ -110,6 +110,10 @@ OWN: dict[str, Wrong] = {
             {"position_interpolation": "bilinear", "position_interpolation_offset": 0.1},
             ["position_interpolation_offset=0.1", "'bilinear'", "'bicubic'"],
         ),
+        (
+            {"position_interpolation": "bilinear_square", "position_embedding": "relative_bias"},
+            ["position_interpolation='bilinear_square'", "'learned'"],
+        ),
         ({"image_size": 3}, ["image_size=3", "patch_size=4", "3x3 px is smaller than a patch of 4x4 px"]),
         ({"image_size": (16, 3)}, [r"image_size=\(16, 3\)", "patch_size=4", "16x3 px is smaller"]),
         ({"image_size": 2}, ["image_size=2 ", "patch_size=4", "4x4"]),
@@ -211,11 +215,14 @@ OWN: dict[str, Wrong] = {
         ({"drop_path_rate": 1.0}, ["is not a probability"]),
         ({"layer_norm_eps": NAN}, ["must be a finite number above 0"]),
         ({"hidden_act": "gleu"}, ["is not an activation"]),
+        ({"problem_type": "multilabel"}, ["problem_type='multilabel' is unknown"]),
+        ({"id2label": {0: "a", 1: "b", 3: "c"}}, [r"id2label has the indices \[0, 1, 3\]"]),
     ],
     "axial_resnet": [
         ({"stem_width": 20}, ["stem_width=20 must be a positive multiple of 8"]),
         ({"stage_depths": (1, 0)}, ["every stage needs at least one unit"]),
         ({"num_channels": 0}, ["num_channels=0"]),
+        ({"num_labels": -1}, ["num_labels=-1"]),
         ({"image_size": (0, 32)}, ["image_size"]),
     ],
 }
@@ -258,6 +265,8 @@ def test_misspelt_key_is_warned_about_with_the_nearest_name(family: Family):
     for misspelt, nearest in NEAREST.items():
         with pytest.warns(UserWarning, match=f"has no field '{misspelt}' \\(value 3\\).*did you mean '{nearest}'"):
             family.config(**{misspelt: 3})
+    with pytest.warns(UserWarning, match="HfBitConfig has no field 'stem_widht'.*did you mean 'stem_width'"):
+        OTHERS["bit"].config(stem_widht=3)
 
 
 def test_keys_of_others_are_kept_without_a_word(family: Family, tmp_path: Path):

@@ -136,6 +136,18 @@ def test_padded_batch_of_mixed_sizes(family: Family, head: str, choice: str):
             torch.testing.assert_close(own[name], wanted[0], rtol=0, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float16, 1000.0), (torch.bfloat16, 1.25)])
+def test_mean_of_a_padded_batch_in_half_precision(dtype: torch.dtype, value: float):
+    """The sum exceeds float16, and bfloat16 has no 289, the number of patches."""
+    model = FAMILIES["plain"].build(image_size=68, pooling="gap", norm_after_pooling=None).to(dtype)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    torch.nn.init.constant_(model.embeddings.patch_embeddings.projection.bias, value)
+    images = torch.zeros(1, 3, 68, 72, dtype=dtype)
+    pooled = model(images, patch_attention_mask=(torch.arange(18) < 17).expand(1, 17, 18)).pooler_output
+    assert (pooled == value).all()
+
+
 def outputs_of(outputs) -> dict[str, torch.Tensor]:
     return {name: value if isinstance(value, torch.Tensor) else value[0] for name, value in outputs.items()}
 

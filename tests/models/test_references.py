@@ -266,6 +266,17 @@ def test_drop_path_drops_whole_images_and_keeps_the_mean(rate: float):
     assert [drop.rate for drop in others] == pytest.approx([rate * part for part in (0.25, 0.5, 0.75, 1)])
 
 
+def test_drop_path_drops_all_lines_of_an_image():
+    model = randomise(FAMILIES["axial"].build(drop_path_rate=0.5)).train()
+    for name, parameter in model.layers[1].named_parameters():
+        if not name.startswith("row.attention") and ("o_proj" in name or "fc2" in name):
+            nn.init.zeros_(parameter)  # then only attention along rows changes the tokens
+    states = model(torch.randn(32, 3, 16, 16), output_hidden_states=True).hidden_states
+    is_changed = (states[2] != states[1]).any(dim=2)
+    assert 0 < is_changed.any(dim=1).sum() < 32
+    assert torch.equal(is_changed.any(dim=1), is_changed.all(dim=1))
+
+
 def test_randomise_leaves_nothing_at_zero():
     """The helper that all of these tests stand on."""
     for choice in PLAIN.choices:

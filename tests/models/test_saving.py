@@ -132,6 +132,8 @@ def test_another_number_of_labels(family: Family, tmp_path: Path):
     assert loaded(images).logits.shape == (2, 7)
     assert not loaded(images).logits.any()
     assert_same_bits(loaded.base_model(images), model.base_model(images))
+    loaded = loader.from_pretrained(tmp_path, id2label={0: "cat", 1: "dog"}, ignore_mismatched_sizes=True)
+    assert loaded.config.label2id == {"cat": 0, "dog": 1}
 
 
 def test_another_size_by_keyword_and_by_config(family: Family, tmp_path: Path):

@@ -207,6 +207,9 @@ def test_what_else_is_refused() -> None:
         build_dense_model(find_model(FAMILIES["plain"]()), "fcn", ["a"])
     with pytest.raises(UserError, match="sets num_queries, which the head 'linear' does not have"):
         build("plain", "linear", num_queries=3)
+    mask_rcnn, odd_patch = DENSE_HEADS["mask-rcnn"], hf_vit.HfViTConfig(**VIT, patch_size=14)
+    with pytest.raises(ValueError, match=r"power of two; got 14x14 px"):  # torchvision takes 14 px for 16
+        mask_rcnn.model_class(mask_rcnn.config_class(backbone_config=odd_patch, anchor_sizes=(32,)))
     source = find_model(hf_vit.HfViTConfig(**{**VIT, "image_size": 63}, patch_size=7))
     with pytest.raises(UserError, match=r"power of two; got 7x7 px"):
         build_dense_model(source, "upernet", ["a", "b"])

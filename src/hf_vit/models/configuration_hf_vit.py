@@ -89,11 +89,28 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Turn lists into tuples, and set the output stages."""
+        self._warn_about_misspelled_fields(kwargs)
+        _check_labels(kwargs.get("num_labels"), self.id2label)
         for name, value in list(vars(self).items()):
             if isinstance(value, list) and name in SEQUENCES:
                 setattr(self, name, tuple(value))
         self.take_stages(kwargs)
         super().__post_init__(**kwargs)
+
+    def _warn_about_misspelled_fields(self, extra_fields: dict[str, Any]) -> None:
+        """Warn about unknown keys that resemble a field's name; other unknown keys may come from a newer version."""
+        field_names = [field.name for field in fields(self) if not field.name.startswith("_")]
+        for key in extra_fields:
+            parts = set(key.split("_"))
+            similar_names = [name for name in field_names if parts <= set(name.split("_"))]
+            similar_names = similar_names or difflib.get_close_matches(key, field_names, n=1, cutoff=0.6)
+            if similar_names and key not in FOREIGN_KEYS and not key.startswith("_") and not hasattr(type(self), key):
+                warnings.warn(
+                    f"{type(self).__name__} has no field '{key}' (value {extra_fields[key]!r}), so it changes nothing; "
+                    f"did you mean '{similar_names[0]}'?",
+                    UserWarning,
+                    stacklevel=5,
+                )
 
     def take_stages(self, given: dict[str, Any]) -> None:
         """Set the output stages from `given`, and remove their keys from it."""
@@ -205,12 +222,24 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
                 raise ValueError(f"{name}={values[name]} {requirement.format(name=name)}")
 
     def validate_names(self) -> None:
-        """Raise a ValueError for an unknown activation, and suggest the most similar one."""
+        """Raise a ValueError for an unknown activation or problem type, or for incomplete class indices."""
         activation = self.hidden_act if "hidden_act" in [field.name for field in fields(self)] else "gelu"
         if activation not in ACT2FN:
             matches = difflib.get_close_matches(activation, list(ACT2FN), n=1)
             hint = f"did you mean '{matches[0]}'?" if matches else "use a name of transformers.activations.ACT2FN"
             raise ValueError(f"hidden_act='{activation}' is not an activation of transformers; {hint}")
+        indices = list(range(len(self.id2label or {})))
+        refuse(
+            (
+                self.problem_type not in (None, *PROBLEM_TYPES),
+                f"problem_type='{self.problem_type}' is unknown; it needs one of {PROBLEM_TYPES}, or None",
+            ),
+            (
+                sorted(self.id2label or {}) != indices,
+                f"id2label has the indices {sorted(self.id2label or {})}; it needs 0 to {len(indices) - 1}, "
+                "one name for each output of the head: dict(enumerate(names))",
+            ),
+        )
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Save the configuration with the model's code and `auto_map`.
@@ -388,26 +417,6 @@ class HfViTBaseConfig(HfBaseConfig):
     image_mean: float | int | tuple[float, ...] | list[float] = 0.5
     image_std: float | int | tuple[float, ...] | list[float] = 0.5
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        self._warn_about_misspelled_fields(kwargs)
-        _check_labels(kwargs.get("num_labels"), self.id2label)
-        super().__post_init__(**kwargs)
-
-    def _warn_about_misspelled_fields(self, extra_fields: dict[str, Any]) -> None:
-        """Warn about unknown keys that resemble a field's name; other unknown keys may come from a newer version."""
-        field_names = [field.name for field in fields(self) if not field.name.startswith("_")]
-        for key in extra_fields:
-            parts = set(key.split("_"))
-            similar_names = [name for name in field_names if parts <= set(name.split("_"))]
-            similar_names = similar_names or difflib.get_close_matches(key, field_names, n=1, cutoff=0.6)
-            if similar_names and key not in FOREIGN_KEYS and not key.startswith("_") and not hasattr(type(self), key):
-                warnings.warn(
-                    f"{type(self).__name__} has no field '{key}' (value {extra_fields[key]!r}), so it changes nothing; "
-                    f"did you mean '{similar_names[0]}'?",
-                    UserWarning,
-                    stacklevel=5,
-                )
-
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
         """Return how tensor parallelism splits the dense layers of the blocks, as transformers' plan.
@@ -486,22 +495,6 @@ class HfViTBaseConfig(HfBaseConfig):
             ),
         )
 
-    def validate_names(self) -> None:
-        """Raise a ValueError for an unknown activation or problem type, or for incomplete class indices."""
-        super().validate_names()
-        indices = list(range(len(self.id2label or {})))
-        refuse(
-            (
-                self.problem_type not in (None, *PROBLEM_TYPES),
-                f"problem_type='{self.problem_type}' is unknown; it needs one of {PROBLEM_TYPES}, or None",
-            ),
-            (
-                sorted(self.id2label or {}) != indices,
-                f"id2label has the indices {sorted(self.id2label or {})}; it needs 0 to {len(indices) - 1}, "
-                "one name for each output of the head: dict(enumerate(names))",
-            ),
-        )
-
     def validate_combinations(self) -> None:
         """Raise a ValueError for special tokens, pooling and norms that exclude each other."""
         pooling = self.pooling
@@ -569,7 +562,7 @@ class HfViTBaseConfig(HfBaseConfig):
                 f"position_interpolation='{self.position_interpolation}'; use 'bicubic' or leave the offset out",
             ),
             (
-                positions == "learned_2d" and self.position_interpolation.endswith("_square"),
+                positions.startswith(("learned_2d", "relative")) and self.position_interpolation.endswith("_square"),
                 f"position_interpolation='{self.position_interpolation}' needs one table for rows and columns; use it "
                 "with position_embedding='learned'",
             ),

@@ -97,6 +97,12 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
                 f"anchor_sizes={tuple(config.anchor_sizes)} has {len(config.anchor_sizes)} sizes, but the backbone "
                 f"returns {len(channels)} maps; give one size for each map"
             )
+        height, width = self.backbone.config.patch_stride
+        if height != width or height & (height - 1):  # torchvision would round it, and cut boxes in wrong places
+            raise ValueError(
+                f"Mask R-CNN needs square patches whose side is a power of two; got {height}x{width} px. Load the "
+                "backbone with patch_size=16, which resamples its patch kernel, and save it first"
+            )
         has_equal_channels = len(set(channels)) == 1
         self.fpn = None if has_equal_channels else FeaturePyramidNetwork(channels, config.fpn_hidden_size)
         detector = build_detector(config, channels[0] if has_equal_channels else config.fpn_hidden_size)

@@ -97,6 +97,8 @@ class HfAxialViTLayer(nn.Module):
         self, block: nn.Module, tokens: torch.Tensor, length: int, mask: torch.Tensor | None, **kwargs: Any
     ) -> torch.Tensor:
         """Run a block on every line of `length` tokens; input and output are [B, N, D]."""
+        if self.training:  # for drop path
+            kwargs["num_lines"] = tokens.shape[1] // length
         return block(tokens.reshape(-1, length, tokens.shape[-1]), mask, **kwargs).reshape(tokens.shape)
 
     def compute_attention_map(

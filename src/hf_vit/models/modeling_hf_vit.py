@@ -328,12 +328,13 @@ class HfViTDropPath(nn.Module):
         super().__init__()
         self.rate = rate
 
-    def forward(self, branch: torch.Tensor) -> torch.Tensor:
-        """Drop the branch [B, ...] of whole images at random in training, and keep its expectation."""
+    def forward(self, branch: torch.Tensor, num_lines: int = 1) -> torch.Tensor:
+        """Drop the branch [B * num_lines, ...] of whole images at random in training, and keep its expectation."""
         if not self.training:
             return branch
-        keep = torch.empty(branch.shape[0], *[1] * (branch.ndim - 1), device=branch.device, dtype=branch.dtype)
-        return branch * keep.bernoulli_(1.0 - self.rate) / (1.0 - self.rate)
+        images = branch.unflatten(0, (-1, num_lines))
+        keep = torch.empty(images.shape[0], *[1] * branch.ndim, device=branch.device, dtype=branch.dtype)
+        return (images * keep.bernoulli_(1.0 - self.rate) / (1.0 - self.rate)).flatten(0, 1)
 
 
 class HfViTLayer(GradientCheckpointingLayer):
@@ -355,28 +356,39 @@ class HfViTLayer(GradientCheckpointingLayer):
         self.drop_path = HfViTDropPath(drop_path_rate) if drop_path_rate else None
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        num_lines: int = 1,
+        **kwargs: Any,
     ) -> torch.Tensor:
-        """Transform tokens [B, N, D]; a mask [B, 1, 1 or N, N] is added to the logits of attention."""
+        """Transform tokens [B, N, D]; a mask [B, 1, 1 or N, N] is added to the logits of attention.
+
+        Drop path treats `num_lines` consecutive entries of the batch as one image.
+        """
         if self.norm_after_branches:
             branch = self.dropout(self.attention(hidden_states, attention_mask, **kwargs)[0])
-            hidden_states = self._add(hidden_states, self.layernorm_before(branch), self.layer_scale1)
-            return self._add(hidden_states, self.layernorm_after(self.mlp(hidden_states)), self.layer_scale2)
+            hidden_states = self._add(hidden_states, self.layernorm_before(branch), self.layer_scale1, num_lines)
+            branch = self.layernorm_after(self.mlp(hidden_states))
+            return self._add(hidden_states, branch, self.layer_scale2, num_lines)
         # The attention output gets no name, which would keep it in memory while the MLP, which needs most, runs.
         hidden_states = self._add(
             hidden_states,
             self.dropout(self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)[0]),
             self.layer_scale1,
+            num_lines,
         )
-        return self._add(hidden_states, self.mlp(self.layernorm_after(hidden_states)), self.layer_scale2)
+        return self._add(hidden_states, self.mlp(self.layernorm_after(hidden_states)), self.layer_scale2, num_lines)
 
-    def _add(self, hidden_states: torch.Tensor, branch: torch.Tensor, scale: nn.Module | None) -> torch.Tensor:
+    def _add(
+        self, hidden_states: torch.Tensor, branch: torch.Tensor, scale: nn.Module | None, num_lines: int
+    ) -> torch.Tensor:
         """Return the residual sum with LayerScale and drop path, which are skipped if absent.
 
         Identity modules, called twice per layer, would slow down small batches.
         """
         scaled_branch = branch if scale is None else scale(branch)
-        return hidden_states + (scaled_branch if self.drop_path is None else self.drop_path(scaled_branch))
+        return hidden_states + (scaled_branch if self.drop_path is None else self.drop_path(scaled_branch, num_lines))
 
     def compute_attention_map(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, tokens: Tokens
@@ -477,8 +489,9 @@ class HfViTMeanPooler(HfViTPooler):
         patches = hidden_states[:, self.patch_tokens]
         if token_mask is None:
             return patches.mean(dim=1)
-        weight = token_mask[:, self.patch_tokens, None].to(patches.dtype)
-        return (patches * weight).sum(dim=1) / weight.sum(dim=1)
+        # A sum may exceed float16, and bfloat16 rounds counts.
+        weight = token_mask[:, self.patch_tokens, None].to(torch.promote_types(patches.dtype, torch.float32))
+        return ((patches * weight).sum(dim=1) / weight.sum(dim=1)).to(patches.dtype)
 
 
 class HfViTTokenAndMeanPooler(HfViTMeanPooler):
@@ -802,7 +815,7 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel, HfPooledForImageClas
         fields: dict[str, Any] = {k: v for k, v in vit.config.to_dict().items() if k not in foreign}
         model = cls(cls.config_class.from_dict({**fields, **overrides}))
         model.to(vit.dtype)  # pyright: ignore[reportCallIssue, reportArgumentType] (transformers wraps it untyped)
-        return model, vit
+        return model.train(vit.training), vit
 
 
 class HfViTForImageClassification(HfViTBaseForImageClassification):
