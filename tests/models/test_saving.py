@@ -132,8 +132,9 @@ def test_another_number_of_labels(family: Family, tmp_path: Path):
     assert loaded(images).logits.shape == (2, 7)
     assert not loaded(images).logits.any()
     assert_same_bits(loaded.base_model(images), model.base_model(images))
-    loaded = loader.from_pretrained(tmp_path, id2label={0: "cat", 1: "dog"}, ignore_mismatched_sizes=True)
-    assert loaded.config.label2id == {"cat": 0, "dog": 1}
+    for names in (["cat", "dog"], ["LABEL_2", "LABEL_0", "LABEL_1"]):
+        loaded = loader.from_pretrained(tmp_path, id2label=dict(enumerate(names)), ignore_mismatched_sizes=True)
+        assert loaded.config.label2id == {name: index for index, name in enumerate(names)}
 
 
 def test_another_size_by_keyword_and_by_config(family: Family, tmp_path: Path):
