@@ -276,7 +276,7 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
         labels: Any = config.id2label
         if isinstance(labels, dict):
             config.id2label = {int(i) if str(i).isdecimal() else i: label for i, label in labels.items()}
-            indices: dict[str, int] = config.label2id or {}
+            indices: Any = config.label2id or {}
             if any(indices.get(label) != i for i, label in config.id2label.items()):  # missing, or of other labels
                 config.label2id = {label: i for i, label in config.id2label.items()}
         config.validate()
