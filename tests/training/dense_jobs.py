@@ -34,4 +34,5 @@ def learn(output: Path, task: str, head: str, family: str = "plain", **settings:
 def learn_alone(output: str, task: str, head: str, settings: dict[str, Any]) -> dict[str, Any]:
     """It, in a process of its own or of several; what that says of it."""
     result = learn(Path(output), task, head, **settings)
-    return {"validation": result.validation, "test": result.test.values()}
+    losses = [entry["loss"] for entry in result.history if "loss" in entry]
+    return {"validation": result.validation, "test": result.test.values(), "losses": losses}

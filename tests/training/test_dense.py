@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from dense_heads import CASES, FAMILIES, ONE_STRIDE, SIDE, SMALL, UNREAD, VIT, b
 from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
 from training.dense_jobs import DATA, TINY, learn
 from zygote import Zygote
 
 import hf_vit
-from hf_vit import UserError
+from hf_vit import HfViTConfig, UserError
 from hf_vit.audit.results import audit_results
 from hf_vit.data import load_data, scenes
 from hf_vit.evaluation import embed, evaluate, predict
@@ -92,6 +94,28 @@ def test_crowds_are_not_learnt_in_a_validation_loss_either(head: str) -> None:
     many = make_model_inputs(model, {**batch, "labels": [crowded, batch["labels"][1]]})["labels"]
     for one, other in zip(few, many, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one | other)
+
+
+def test_boxes_are_not_rounded_to_bfloat16() -> None:
+    """Without deltas every box is an anchor, in the image; from 256 px on bfloat16 has even numbers only."""
+    torch.manual_seed(0)
+    height, width, sizes = 32, 800, (32, 64, 128, 256)
+    backbone = HfViTConfig(**TINY | {"image_size": (height, width), "num_hidden_layers": 1}, use_feature_pyramid=True)
+    kind: Any = DENSE_HEADS["mask-rcnn"]
+    fields = dict(use_masks=False, representation_size=8, box_score_threshold=0.0)
+    model = kind.model_class(kind.config_class(backbone_config=backbone, **fields)).eval()
+    for layer in (model.rpn.head.bbox_pred, model.roi_heads.box_predictor.bbox_pred):
+        nn.init.zeros_(layer.weight)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        (found,) = model(torch.randn(1, 3, height, width)).detections
+    anchors = []
+    for stride, size in zip(model.backbone.strides, sizes, strict=True):
+        for x, y, ratio in product(range(0, width, stride), range(0, height, stride), (0.5, 1.0, 2.0)):
+            right, down = np.round(size / ratio**0.5 / 2), np.round(size * ratio**0.5 / 2)
+            anchors.append([x - right, y - down, x + right, y + down])
+    inside = torch.tensor(np.clip(anchors, 0, [width, height, width, height]), dtype=torch.float32)
+    assert len(found["boxes"]) > 50
+    assert float((found["boxes"].float()[:, None] - inside).abs().amax(-1).amin(-1).max()) < 1e-3
 
 
 @pytest.mark.parametrize("head", ["linear", "detr"])
@@ -371,6 +395,23 @@ def test_two_processes_judge_every_image_once(learnt: Any, tmp_path: Path, warm:
         ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
         assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-5
         assert told[0]["validation"] == pytest.approx(one.validation, abs=2e-3)
+
+
+@pytest.mark.slow  # two processes train
+@pytest.mark.parametrize(("task", "head"), [("detection", "detr"), ("segmentation", "mask2former")])
+def test_losses_per_object_do_not_depend_on_the_number_of_processes(
+    task: str, head: str, tmp_path: Path, warm: Zygote
+) -> None:
+    """Of six images to be judged in batches of two, the second process has one batch, the first two."""
+    settings = dict(optimizer="sgd", learning_rate=1e-9, batch_size=4, micro_batch_size=2, steps=2, evaluations=1)
+    settings["head_width"] = 32  # the groups of Mask2Former's norms
+    job = {"output": str(tmp_path / "two"), "task": task, "head": head, "settings": settings}
+    assert warm.together("training.dense_jobs:learn_alone", tmp_path / "processes", **job) == ""
+    two = json.loads((tmp_path / "processes/process-0/answer.json").read_text())
+    one = learn(tmp_path / "one", task, head, **settings)
+    (loss,) = [entry["loss"] for entry in one.history if "loss" in entry]
+    assert two["losses"] == [pytest.approx(loss, rel=0.1)]  # dropout, and weights of classes per micro-batch
+    assert two["validation"]["loss"] == pytest.approx(one.validation["loss"], rel=1e-3 if head == "detr" else 0.1)
 
 
 @pytest.mark.slow  # two processes train

@@ -109,6 +109,8 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
         self.rpn = detector.rpn
         self.roi_heads = detector.roi_heads
         self.in_image = detector.transform
+        for head in (self.rpn.head, self.roi_heads.box_predictor):
+            head.register_forward_hook(_use_dtype_of_weights)
         self.post_init()
 
     @torch.no_grad()
@@ -155,6 +157,8 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
         named_maps = OrderedDict((str(index), feature_map) for index, feature_map in enumerate(maps))
         if self.fpn is not None:
             named_maps = self.fpn(named_maps)
+        # Anchors have the dtype of the maps, and the bfloat16 of autocast would round them; see also the hooks.
+        named_maps = OrderedDict((name, values.to(self.dtype)) for name, values in named_maps.items())
         proposals, losses = self.rpn(images, named_maps, targets)
         detections, box_losses = self.roi_heads(named_maps, proposals, sizes, targets)
         if self.training:
@@ -174,6 +178,13 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
             masks = {"masks": image["masks"]} if self.config.use_masks else {}
             targets.append({"boxes": image["boxes"], "labels": image["class_labels"] + 1, **masks})
         return targets
+
+
+def _use_dtype_of_weights(head: nn.Module, inputs: Any, outputs: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return scores and box deltas in the dtype of the weights, as torchvision rounds boxes to that of the deltas."""
+    dtype = next(head.parameters()).dtype
+    scores, deltas = ([v.to(dtype) for v in value] if isinstance(value, list) else value.to(dtype) for value in outputs)
+    return scores, deltas
 
 
 def build_detector(config: Any, channels: int) -> Any:

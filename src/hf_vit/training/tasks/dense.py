@@ -5,15 +5,19 @@ Legend: B images, H x W px, n objects of an image.
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast, final
+from unittest.mock import patch
 
 import torch
 import transformers
-from accelerate.utils import gather_object
+from accelerate import PartialState
+from accelerate.utils import gather_object, reduce
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.ops import box_convert
 from transformers import PreTrainedModel
+from transformers.loss import loss_for_object_detection
+from transformers.models.mask2former import modeling_mask2former
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_vit.conversion.loading import Source
@@ -316,10 +320,19 @@ class DenseTrainer(HfViTTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """Return the loss of the model."""
-        outputs = model(**make_model_inputs(cast(Any, self.bare_model()), inputs))
+        outputs = self._run(model, inputs)
         # Without pixels transformers' loss is NaN, so it is replaced by 0.
         loss = self._weight_loss(outputs.loss, inputs) if self._count(inputs) else 0 * outputs.logits.sum()
         return (loss, outputs) if return_outputs else loss
+
+    def _run(self, model: Any, batch: Mapping[str, Any]) -> Any:
+        """Return the outputs for a batch, with losses that divide by the objects of an average process."""
+        inputs = make_model_inputs(cast(Any, self.bare_model()), batch)
+        with (
+            patch.object(loss_for_object_detection, "reduce", _sum_objects),
+            patch.object(modeling_mask2former, "reduce", _sum_objects),
+        ):
+            return model(**inputs)
 
     def _count(self, batch: dict[str, Any]) -> torch.Tensor | int:
         """Return the number of labeled pixels if the loss is their mean, else the number of images."""
@@ -356,7 +369,7 @@ class DenseTrainer(HfViTTrainer):
         network = cast(Any, self.bare_model())
         batch = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            outputs = network(**make_model_inputs(network, batch))
+            outputs = self._run(network, batch)
             answers = self._judge.answers(outputs, batch)
         count = int(self._count(batch))
         self._gather([] if outputs.loss is None or not count else [(float(outputs.loss), count)], answers)
@@ -367,6 +380,15 @@ class DenseTrainer(HfViTTrainer):
         self._losses += gather_object(losses)
         for answer, truth in gather_object(list(answers)):
             self._judge.add(answer, truth)
+
+
+def _sum_objects(count: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a number of objects over all processes, which transformers' losses divide by the processes.
+
+    Their own `reduce` returns the mean, so that the losses would grow with the number of processes. In an evaluation,
+    where a process may have one batch more, every process counts as much as this one.
+    """
+    return cast(Any, reduce(count, "sum")) if torch.is_grad_enabled() else count * PartialState().num_processes
 
 
 # Settings of a recipe that apply to class labels only.
