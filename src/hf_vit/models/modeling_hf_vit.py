@@ -359,6 +359,7 @@ class HfViTLayer(GradientCheckpointingLayer):
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
+        *,
         num_lines: int = 1,
         **kwargs: Any,
     ) -> torch.Tensor:
