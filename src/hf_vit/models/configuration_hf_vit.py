@@ -27,6 +27,7 @@ from transformers.configuration_utils import PreTrainedConfig
 FOREIGN_KEYS = (
     *("auto_map", "attn_implementation", "torch_dtype", "quantization_config", "encoder_stride"),
     *("tie_word_embeddings", "is_encoder_decoder", "is_decoder", "add_cross_attention"),
+    *("image_mean", "image_std"),  # fields of ViTs alone, which conversions write for all families
 )
 SEQUENCES = (
     *("image_size", "patch_size", "image_mean", "image_std", "pyramid_strides", "stage_depths", "stem_stages"),
