@@ -140,36 +140,50 @@ def read_and_prepare(
 ) -> "tuple[Any, list[Any]]":
     """Read images in threads, and prepare them for a model.
 
-    Photographs are prepared one by one and then reduced or dropped, so that their memory does not grow with the batch.
+    Photographs are prepared a few at a time and then reduced or dropped, so that their memory does not grow with the
+    batch.
 
     Returns:
         The pixel values of all images, None without any; and what `read` returned for every item, which may be the
-        problem of an image in place of the image. Without `needs_images` some images are None.
+        problem of an image in place of the image. Without `needs_images` photographs that were prepared are None.
     """
     import torch
 
     from hf_vit.data.images import map_in_threads
     from hf_vit.data.transforms import EvalTransform
 
-    def finish(image: "Image | str") -> "tuple[Any, Image | str | None]":
-        """Return the pixel values of an image, if it has no problem, and what remains of it."""
-        if isinstance(image, str):
-            return None, image
-        return prepare([image]), _reduce(image) if needs_images else None
+    def shrink(image: "Image | str") -> "Image | str | None":
+        return image if isinstance(image, str) else _reduce(image) if needs_images else None
 
-    run: Any = map_in_threads if in_threads else map
-    count = max(4, 2 * torch.get_num_threads())
-    results: list[Any] = [*run(read, items[:count])]
-    largest = max((image.width * image.height for image in results if not isinstance(image, str)), default=0)
+    def finish(image: "Image | str") -> "tuple[torch.Tensor | None, Image | str | None]":
+        return None if isinstance(image, str) else prepare([image]), shrink(image)
+
+    step = max(4, 2 * torch.get_num_threads())
+    results: list[Any] = []
+    first = 0  # of the results that are not prepared
+    waiting: list[Any] = []  # the images among these
+    parts: list[Any] = []  # prepared images
     can_join = isinstance(getattr(prepare, "__self__", None), EvalTransform)  # others pad the images of a batch
-    if can_join and largest * len(items) > _PIXELS_AT_ONCE:
-        pairs = [*run(finish, results), *run(lambda item: finish(read(item)), items[count:])]
-        parts, results = map(list, zip(*pairs, strict=True))
-        parts = [part for part in parts if part is not None]
-        return torch.cat(parts) if parts else None, results
-    results += run(read, items[count:])  # at once, as threads take long to start for a few small images
-    images = [image for image in results if not isinstance(image, str)]
-    return prepare(images) if images else None, results
+    while len(results) < len(items):
+        chunk = items[len(results) : len(results) + step]
+        results += map_in_threads(read, chunk) if in_threads else map(read, chunk)
+        waiting = [image for image in results[first:] if not isinstance(image, str)]
+        largest = max((image.width * image.height for image in waiting), default=0)
+        if largest * len(items) <= _PIXELS_AT_ONCE:
+            step = len(items)  # threads take long to start for a few small images
+        elif can_join and largest * len(waiting) > _PIXELS_AT_ONCE:
+            parts.append(prepare(waiting))
+            results[first:] = map_in_threads(shrink, results[first:])
+            first, waiting = len(results), []
+            if in_threads:  # each reads and prepares the next image without waiting for the others
+                pairs = map_in_threads(lambda item: finish(read(item)), items[first:])
+                parts += [part for part, _ in pairs if part is not None]
+                results += [image for _, image in pairs]
+    if waiting:
+        parts.append(prepare(waiting))
+    if not parts:
+        return None, results
+    return torch.cat(parts) if len(parts) > 1 else parts[0], results
 
 
 def _reduce(image: "Image") -> "Image":
