@@ -70,8 +70,8 @@ class CenteredMask(Mask):
 @functional.register_kernel(functional.resize, CenteredMask)
 def _resize(mask: torch.Tensor, size: list[int], *_: Any, **__: Any) -> Mask:
     planes = mask.as_subclass(torch.Tensor).reshape(-1, *mask.shape[-2:])
-    resized = functional.resize_image(planes, size, InterpolationMode.NEAREST_EXACT)
-    return CenteredMask(resized.reshape(*mask.shape[:-2], *resized.shape[-2:]))
+    planes = functional.resize_image(planes, size, InterpolationMode.NEAREST_EXACT)
+    return CenteredMask(planes.reshape(*mask.shape[:-2], *planes.shape[-2:]))
 
 
 @functional.register_kernel(functional.resized_crop, CenteredMask)

@@ -50,7 +50,8 @@ _DUPLICATE = object()
 _INDICATORS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 # How numbers of JSON are read; a bare NaN, which json.dumps and pandas write, is a missing value.
 _AS_TEXT: dict[str, Any] = {
-    **{"parse_int": str, "parse_float": str},
+    "parse_int": str,
+    "parse_float": str,
     "parse_constant": lambda text: None if text == "NaN" else text,
 }
 # Decoded images in a stream's buffer; few, so that large photographs do not fill the memory.
