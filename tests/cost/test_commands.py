@@ -28,9 +28,10 @@ def run(command, monkeypatch: pytest.MonkeyPatch):
     return command
 
 
-def trained(folder: Path, steps: int = 100, top1: float = 0.9, **values: Any) -> Path:
+def trained(folder: Path, steps: int = 100, top1: float = 0.9, num_hidden_layers: int = 1, **values: Any) -> Path:
     """A saved model whose facts tell of a training of 10 s, at 8 images a step, and of an evaluation."""
-    HfViTForImageClassification(HfViTConfig(image_size=8, patch_size=4, **TINY)).save_pretrained(folder)
+    sizes = TINY | {"num_hidden_layers": num_hidden_layers}
+    HfViTForImageClassification(HfViTConfig(image_size=8, patch_size=4, **sizes)).save_pretrained(folder)
     fields: dict[str, Any] = {"command": "hf-vit finetune", "date": datetime(2031, 2, 3, tzinfo=UTC)}
     training = {"steps": steps, "recipe": {"batch_size": 8}, **values}
     append_record(folder, Record(kind="training", values=training, seconds=10, hardware={"name": "Some CPU"}, **fields))
@@ -101,6 +102,25 @@ def test_contrastive_training_costs_two_views_and_a_second_encoder(tmp_path: Pat
     assert found.training_flops == pytest.approx(2 * (3 + 1) * forward_flops(config) * 800)
     assert found.error is None, "94 is no share"
     assert training_flops(config, 800) == 3 * forward_flops(config) * 800
+
+
+@pytest.mark.parametrize(
+    ("recipe", "forwards"),
+    [
+        ({"tune": "all"}, 3),
+        ({"tune": "head"}, 1),
+        ({"tune": "lora"}, 2),
+        ({"tune": "last-blocks", "tuned_blocks": 1}, 2),
+        ({"tune": "all", "sam_rho": 0.05}, 6),
+    ],
+)
+def test_frozen_weights_cost_no_gradients(recipe: dict[str, Any], forwards: int, tmp_path: Path) -> None:
+    """In forward passes: 1 forward, 1 for the gradients of features, 1 for those of weights; half of two blocks."""
+    folder = trained(tmp_path / "model", recipe={"batch_size": 8, **recipe}, num_hidden_layers=2)
+    config = HfViTConfig(image_size=8, patch_size=4, **TINY | {"num_hidden_layers": 2})
+    found = measured_run(folder)
+    assert found is not None
+    assert found.training_flops == pytest.approx(forwards * forward_flops(config) * 800)
 
 
 def test_published_prices(run) -> None:

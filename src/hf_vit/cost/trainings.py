@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -143,17 +144,31 @@ def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
         return None
     config, task = find_config(folder)
     images = _count_images(training, Path(folder).name)
-    passes = _CONTRASTIVE if training.values.get("objective") == "contrastive" else 1
-    if training.values.get("cache_features"):  # the backbone did not run
-        passes = 0
     return MeasuredRun(
         folder=Path(folder).name,
         images=images,
-        training_flops=passes * count_training(config, images, task=task),
+        training_flops=_count_passes(training.values, config.num_stages) * count_training(config, images, task=task),
         seconds=training.seconds,
         hardware=str(training.hardware["name"]) if "name" in training.hardware else None,
         error=None if last_accuracy is None else 1 - last_accuracy,
     )
+
+
+def _count_passes(values: Mapping[str, Any], depth: int) -> float:
+    """Return the FLOPs of a training in units of those that `training_flops` counts, for a model with `depth` blocks.
+
+    Of its three equal parts, the gradients of weights are missing for frozen weights, and the backward pass is missing
+    below the first trained weight. SAM does everything twice.
+    """
+    if values.get("cache_features"):  # the backbone did not run
+        return 0
+    if values.get("objective") == "contrastive":
+        return _CONTRASTIVE
+    recipe = values.get("recipe")
+    settings: dict[str, Any] = recipe if isinstance(recipe, dict) else {}
+    tuned_share = min(settings.get("tuned_blocks", 0) / max(depth, 1), 1)
+    parts = {"head": 1, "last-blocks": 1 + 2 * tuned_share, "lora": 2}.get(settings.get("tune", "all"), 3)
+    return parts / 3 * (2 if settings.get("sam_rho") else 1)
 
 
 def _count_images(training: Record, folder: str) -> float:
