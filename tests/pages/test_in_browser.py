@@ -70,7 +70,10 @@ def test_committed_scripts_are_those_of_the_sources(tmp_path: Path):
 @pytest.mark.parametrize(("query", "head"), [(None, None), (5, None), (5, 1)])
 @pytest.mark.parametrize(
     ("family", "choice"),
-    [("plain", "default"), ("plain", "causal_distillation"), ("plain", "rotary"), ("axial", "default")],
+    [
+        *(("plain", "default"), ("plain", "causal_distillation"), ("plain", "rotary"), ("axial", "default")),
+        ("plain", "gap_with_class_token"),
+    ],
 )
 def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None, head: int | None):
     model = FAMILIES[family].build("classification", choice)
@@ -86,11 +89,11 @@ def test_maps_are_those_of_analyze(family: str, choice: str, query: int | None, 
     patches = TokenLayout(model)
 
     def asked(rows: torch.Tensor) -> torch.Tensor:
-        """Of [N, N] to the patches: from the patch, from the class token, or the mean from all patches."""
+        """Of [N, N] to the patches: from the patch, from a pooled class token, or the mean of all patches."""
         mine = rows[:, patches.patch_tokens]
         if query is not None:
             return mine[patches.patch_tokens][query]
-        return mine[patches.patch_tokens].mean(0) if patches.class_token is None else mine[patches.class_token]
+        return mine[patches.patch_tokens].mean(0) if patches.output_token is None else mine[patches.output_token]
 
     rolled = None
     for layer in maps:

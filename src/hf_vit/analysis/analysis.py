@@ -23,7 +23,7 @@ from hf_vit.analysis.images import AnalysisImages, CueConflicts
 from hf_vit.errors import UserError
 from hf_vit.families import FAMILIES
 from hf_vit.loading.model import LoadedModel
-from hf_vit.loading.outputs import find_layers, is_channels_last, watch_layers
+from hf_vit.loading.outputs import find_layers, find_output_token, is_channels_last, watch_layers
 from hf_vit.loading.pixels import crop_to_patches
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.modeling_hf_vit import (
@@ -214,11 +214,13 @@ class TokenLayout:
         patch_px: (height, width) in pixels of the image area that one patch covers.
         patch_tokens: slice of the patches among the tokens, row by row.
         class_token: index of the class token, or None.
+        output_token: the same, but None if the model's output is read from other tokens.
     """
 
     def __init__(self, model: nn.Module) -> None:
         config = find_encoder(model).config
         self.class_token: int | None = None
+        self.output_token: int | None = None
         self.patch_tokens = slice(None)
         if config.model_type in OURS:
             self.patch_px: tuple[int, int] = config.patch_stride
@@ -226,11 +228,12 @@ class TokenLayout:
             if config.model_type in OUR_VITS:  # a Mixer has no other tokens than its patches
                 self.patch_tokens = get_patch_token_slice(config)
                 self.class_token = get_class_token_index(config) if config.has_class_token else None
+                self.output_token = find_output_token(config)
         else:
             self.patch_px = as_pair(config.patch_size)
             self._compute_grid = lambda height, width: (height // self.patch_px[0], width // self.patch_px[1])
             self.patch_tokens = slice(PREFIX_TOKENS[config.model_type](config), None)
-            self.class_token = 0  # all of these models have one
+            self.class_token = self.output_token = 0  # all of these models have one
 
     def grid(self, pixel_values: torch.Tensor) -> tuple[int, int]:
         """Return the patch grid (h, w) for images [B, C, H, W]."""

@@ -51,9 +51,9 @@ class AttentionRollout(AttentionAnalysis):
     title = "Attention rollout"
     source = "arXiv 2010.11929, appendix D.8; identity mixing: arXiv 2005.00928"
     shows = (
-        "Attention multiplied through all layers, from the class token (without one: from the mean of the "
-        "patches) to the patches. It uses only attention, not values, MLPs or the head, so it does not "
-        "explain a decision."
+        "Attention multiplied through all layers, from the class token (if the output is not read from one: "
+        "from the mean of the patches) to the patches. It uses only attention, not values, MLPs or the head, "
+        "so it does not explain a decision."
     )
     arrays = describe_arrays(
         rollout=(
@@ -94,10 +94,10 @@ class AttentionRollout(AttentionAnalysis):
         self.read(pixel_values, add_layer)
         assert rollouts[0] is not None
         to_patches = rollouts[0][:, :, layout.patch_tokens]
-        if layout.class_token is None:
+        if layout.output_token is None:
             output = to_patches[:, layout.patch_tokens].mean(dim=1)
         else:
-            output = to_patches[:, layout.class_token]
+            output = to_patches[:, layout.output_token]
         return output.unflatten(1, layout.grid(pixel_values))
 
     def draw(self, arrays: Arrays) -> Pictures:

@@ -266,6 +266,12 @@ def find_class_token(model: nn.Module) -> int | None:
     return 0 if any(name.rpartition(".")[2] == "cls_token" for name, _ in model.named_parameters()) else None
 
 
+def find_output_token(config: Any) -> int | None:
+    """Return the index of the class token of a Vision Transformer of hf_vit; None if its pooling does not read it."""
+    reads_class_token = config.has_class_token and config.pooling in ("token", "token_and_gap")
+    return get_class_token_index(config) if reads_class_token else None
+
+
 def is_channels_last(model: nn.Module) -> bool:
     """Return whether the feature maps of a model are [B, H, W, C]."""
     if getattr(getattr(model, "config", None), "model_type", None) == "hf_axial_resnet":

@@ -10,8 +10,9 @@ from hf_vit.data.transforms import refuse_own_shapes
 from hf_vit.errors import UserError
 from hf_vit.families import find_family, get_problem_type
 from hf_vit.hub.card_metadata import select_main_evaluation
+from hf_vit.loading.outputs import find_output_token
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.models.modeling_hf_vit import get_class_token_index, get_patch_token_slice
+from hf_vit.models.modeling_hf_vit import get_patch_token_slice
 from hf_vit.pages.graph import is_axial
 from hf_vit.results.facts import Facts, as_fraction
 
@@ -37,7 +38,7 @@ def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Pa
     attention_kind = None
     if family.is_vit:
         token_fields["patch_start"] = get_patch_token_slice(config).start or 0
-        token_fields["class_token"] = get_class_token_index(config) if config.has_class_token else None
+        token_fields["class_token"] = find_output_token(config)  # from which the page draws the maps of the output
         attention_kind = "axial" if is_axial(config) else "full"
     return {
         "name": name,
