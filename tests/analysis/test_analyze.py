@@ -31,6 +31,7 @@ from hf_vit.analysis.rollout import draw_overlays
 from hf_vit.data import load_data, make_processor
 from hf_vit.errors import UserError
 from hf_vit.hub.card import write_card
+from hf_vit.loading.model import load_model
 from hf_vit.results.facts import Facts, append_record, lock_folder, make_record
 
 SETTINGS = AnalysisSettings(num_images=9, batch_size=4, num_pictures=3, cka_batch_size=5)
@@ -111,6 +112,17 @@ def test_a_place_of_a_rollout_covers_its_patch():
     *_, below, scale = draw_overlays(np.zeros((1, 72, 64, 3), np.uint8), shares, (16, 16)).axes
     assert below.images[1].get_clim() == (0, pytest.approx(0.0925))  # 0.85 / 20 above the other patches
     assert scale.get_xticklabels()[1].get_text() == "95th percentile, 9.3%, to 90.0%"
+
+
+@pytest.mark.parametrize(("choice", "is_pooled"), [("gap_with_class_token", False), ("token_and_gap", True)])
+def test_a_rollout_begins_at_the_tokens_that_the_output_is_read_from(choice, is_pooled, with_processor):
+    model = FAMILIES["plain"].build("classification", choice)
+    found = analyze(with_processor(model), make_images(2), only=["attention_rollout"], rollout_identity=0.0)
+    maps = model.attention_maps(load_model(with_processor(model)).pixel_values(make_images(2)))
+    rolled = maps[1].mean(1) @ maps[0].mean(1)
+    rows = rolled[:, :1] if is_pooled else rolled[:, maps.patch_tokens]
+    wanted = rows[:, :, maps.patch_tokens].mean(1).unflatten(1, maps.grid)
+    np.testing.assert_allclose(found["attention_rollout"]["rollout"], wanted.detach(), rtol=1e-5)
 
 
 def test_batches_do_not_change_the_numbers(with_processor):
@@ -275,6 +287,11 @@ def test_what_cannot_be_done_is_said_before_any_work(saved, pictures, tmp_path, 
     ):
         with pytest.raises(UserError, match=said):
             analyze(model, images, out, only=[only])
+    diverged = FAMILIES["plain"].build("classification")
+    torch.nn.init.constant_(diverged.classifier.weight, torch.nan)
+    for against in (None, saved):
+        with pytest.raises(UserError, match=r"the weights of .* are NaN or infinite, so it diverged; use another"):
+            analyze(against or with_processor(diverged), pictures, out, against=against and with_processor(diverged))
     with pytest.raises(UserError, match=r"cka_batch_size=3 is too small"):
         AnalysisSettings(cka_batch_size=3)
     assert not out.exists()
@@ -475,6 +492,17 @@ def test_numbers_are_those_of_every_checkpoint(checkpoints, pictures, tmp_path, 
         monkeypatch.setattr(ANALYSES[name], "measure", None)
     assert analyze_stages(checkpoints, pictures, out, only=ONLY, settings=FOUR, device="cpu") == found
     assert contents(out) == written
+
+
+def test_lines_over_the_steps_are_named_as_in_the_plots_of_a_checkpoint(checkpoints, pictures, tmp_path):
+    only = ["attention_entropy", "patch_permutation"]
+    analyze_stages(checkpoints, pictures, tmp_path, only=only, settings=FOUR, device="cpu", picture_format="svg")
+    entropy, permutation = (
+        re.findall(r"<!-- ((?:layer|depth) \d+|\d+%) -->", (tmp_path / f"stages_{name}.svg").read_text())
+        for name in only
+    )
+    assert entropy == ["layer 1", "layer 2"]
+    assert permutation == ["depth 0", "depth 1", "depth 2", "10%", "25%", "50%", "75%", "100%"]
 
 
 def test_folders_of_checkpoints(checkpoints, tmp_path):

@@ -31,6 +31,7 @@ from pydantic import BaseModel, Field
 
 from hf_vit.analysis.analysis import Analysis, AnalysisSettings, Arrays, Context, draw_panels
 from hf_vit.analysis.images import AnalysisImages, open_cue_conflicts, open_images
+from hf_vit.analysis.permutation import SHARES
 from hf_vit.analysis.registry import ANALYSES
 from hf_vit.analysis.shape_bias import ShapeBias
 from hf_vit.data.transforms import keeps_shapes
@@ -345,6 +346,9 @@ def analyze(
         cue_conflicts=None if conflicts is None else conflicts.for_model(loaded, class_map),
         optimize=optimize,
     )
+    for each in filter(None, (loaded, context.against)):
+        if not all(bool(parameter.isfinite().all()) for parameter in each.model.parameters()):
+            raise UserError(f"the weights of {each.name} are NaN or infinite, so it diverged; use another checkpoint")
     run = AnalysisRun(loaded, context.images)
     applicable = _select_applicable(only, context, run)
     if output is None:  # nothing is written, recorded or reported
@@ -494,7 +498,7 @@ def _run_and_write(
 
 _STAGES_REPORT = """
 <p>{% for stage in stages %}<a href="{{ stage }}/report.html">{{ stage }}</a>{{ ", " if not loop.last }}{% endfor %}.
-Every line is a layer or depth; the first is dark. The numbers are in stages.json.</p>
+Every line is a layer, depth or share; the first is dark. The numbers are in stages.json.</p>
 {%- for title, picture in pictures %}
 <h2>{{ title }}</h2>
 {{ figure(picture, title) }}
@@ -609,7 +613,7 @@ def _write_stages(document: StagesDocument, output: Path, picture_format: Pictur
     pictures: list[tuple[str, Path]] = []
     for analysis, numbers in document.numbers.items():
         arrays = {name: np.array(values, dtype=np.float32) for name, values in numbers.items()}
-        curves = {name.replace("_", " "): values.reshape(len(steps), -1) for name, values in arrays.items()}
+        curves = {name: values.reshape(len(steps), -1) for name, values in arrays.items()}
         path = output / f"stages_{analysis}.{picture_format}"
         write_atomically(path, encode_figure(_draw_over_steps(curves, steps), picture_format))
         pictures.append((ANALYSES[analysis].title, path))
@@ -620,14 +624,22 @@ def _write_stages(document: StagesDocument, output: Path, picture_format: Pictur
 
 
 def _draw_over_steps(curves: Mapping[str, NDArray[np.float32]], steps: Sequence[int]) -> "Figure":
-    """Draw a panel per array [stage, depth], with a line per depth over the training's steps, from dark to bright."""
+    """Draw a panel per array [stage, ...] with a line per layer, depth or share over the steps, from dark to bright.
+
+    The end of an array's name says what its lines are; layers are numbered from 1 on as in the plots of a checkpoint.
+    """
     from matplotlib import colormaps
 
-    def draw_panel(axes: "Axes", values: NDArray[np.float32]) -> None:
-        """Draw values [stage, depth] over the steps."""
-        depths = values.shape[1]
-        for depth in range(depths):
-            color = colormaps["viridis"](depth / max(depths - 1, 1) * 0.9)
-            axes.plot(steps, values[:, depth], marker=".", color=color, label=str(depth) if depths > 1 else None)
+    def draw_panel(axes: "Axes", name_and_values: tuple[str, NDArray[np.float32]]) -> None:
+        """Draw values [stage, line] over the steps."""
+        name, values = name_and_values
+        kind, count = name.rpartition("_by_")[2], values.shape[1]
+        labels = [f"{kind} {index + (kind == 'layer')}" for index in range(count)]
+        if kind == "share":
+            labels = [f"{share:.0%}" for share in SHARES]
+        for index, label in enumerate(labels):
+            color = colormaps["viridis"](index / max(count - 1, 1) * 0.9)
+            axes.plot(steps, values[:, index], marker=".", color=color, label=label if count > 1 else None)
 
-    return draw_panels(curves, "step", "", draw_panel, fontsize=6, title="depth", title_fontsize=6)
+    panels = {name.replace("_", " "): (name, values) for name, values in curves.items()}
+    return draw_panels(panels, "step", "", draw_panel, fontsize=6)
