@@ -64,12 +64,17 @@ def test_folder_of_class_folders_is_cut_by_content_and_seed_alone_and_says_so(fo
         (("train", "val", "test"), [11, 11, 11]),
         (("Train", "validation", "testing"), [11, 11, 11]),
         (("train", "dev"), [9, 11, 2]),
+        (("train", "val", "test -> val"), [11, 11, 11]),
         (("test",), [11]),
     ],
 )
 def test_split_folders_are_used(tmp_path, names, expected):
     for number, name in enumerate(names):
-        make_folder(tmp_path / "d" / name, {"a": 5, "b": 6}, seed=10_000 * number)
+        name, _, linked = name.partition(" -> ")
+        if linked:
+            os.symlink(linked, tmp_path / "d" / name)
+        else:
+            make_folder(tmp_path / "d" / name, {"a": 5, "b": 6}, seed=10_000 * number)
     data = load_data(str(tmp_path / "d"))
     assert counts(data) == expected
     assert ("for test were split off the 11 training images" in " ".join(data.notes)) == ("dev" in names)
@@ -95,6 +100,14 @@ def test_what_counts_of_a_folder(tmp_path):
     assert data.label_names == ["bus", "train", "x"]
     assert sum(map(len, data.seen.values())) == 4 + 4 + 2 + 1 + 4
     assert data.notes[0] == "ignored 2 files in 'd' that are not images (1 .txt, 1 .db)"
+
+
+def test_a_table_beside_class_folders_is_told(folder):
+    """Such as predictions of these images, whose labels are not those of the folders."""
+    table = {"image": list(map(str, sorted(folder.glob("*/*.png")))), "label": ["cat", "owl"] * 20}
+    pyarrow.parquet.write_table(pyarrow.table(table), folder / "predictions.parquet")
+    note = "'pets' is read from its parquet files, such as predictions.parquet, not from its 40 image files"
+    assert all(note in load_data(str(folder), streaming=streaming).notes for streaming in (False, True))
 
 
 @pytest.mark.parametrize("form", ["class label", "names", "numbers", "tar", "json tar"])
@@ -303,15 +316,16 @@ def test_hub_data_sets_come_through_datasets(folder, monkeypatch, streaming):
     )
 
 
-def test_a_test_split_without_labels_is_left_out(folder, tmp_path):
+@EITHER
+def test_a_test_split_without_labels_is_left_out(folder, tmp_path, streaming):
     table = make_table(folder, names=NAMES)
     (tmp_path / "d").mkdir()
     table.to_parquet(str(tmp_path / "d" / "train.parquet"))
     hidden = table.remove_columns("label").add_column("label", [-1] * 40, feature=table.features["label"])
     hidden.to_parquet(str(tmp_path / "d" / "test.parquet"))
-    data = load_data(str(tmp_path / "d"))
+    data = load_data(str(tmp_path / "d"), streaming=streaming)
     assert "split 'test' of 'd' was left out, because it has no labels" in data.notes
-    assert counts(data) == [33, 5, 2]
+    assert [len(contents(data, split)) for split in SPLITS] == [33, 5, 2]
 
 
 # ---- images as lists of numbers
@@ -470,7 +484,7 @@ def test_columns_of_any_name(flat, folder, tmp_path):
             load_data(str(source), image_column=columns[0], label_column=columns[1])
 
 
-@pytest.mark.parametrize("how", ["column", "folders", "lists"])
+@pytest.mark.parametrize("how", ["column", "folders", "folders of Windows", "whole paths", "lists"])
 def test_splits_of_a_list(how, flat):
     place, rows = flat
     parts = ["train"] * 30 + ["val"] * 5 + ["test"] * 5
@@ -481,8 +495,9 @@ def test_splits_of_a_list(how, flat):
         for file, _, part in rows:
             (place / part).mkdir(exist_ok=True)
             (place / file).rename(place / part / file)
-    if how == "folders":
-        listed = [(f"{part}/{file}", label) for file, label, part in rows]
+    if how in ("folders", "folders of Windows", "whole paths"):
+        form = {"folders": "{}/{}", "folders of Windows": ".\\{}\\{}"}.get(how, f"{place}/{{}}/{{}}")
+        listed = [(form.format(part, file), label) for file, label, part in rows]
         write_csv(place / "metadata.csv", ("file_name", "label"), listed)
     if how == "lists":
         for part in ("train", "val", "test"):
@@ -621,8 +636,10 @@ def test_other_columns_and_line_ends_do_not_count(flat, folder):
 
 
 def test_lists_as_windows_and_excel_write_them(flat, folder):
-    """A line that names the separator, rows of empty cells at the end, and backslashes in paths."""
+    """A line that names the separator, rows of empty cells at the end, backslashes in paths, commas in a name."""
     place, rows = flat
+    write_csv(place / "l.csv", ("file_name", "label", '"notes: a, b, c"'), [(*row, 1) for row in rows], ";")
+    assert everything(load_data(str(place / "l.csv"))) == everything(load_data(str(folder)))
     lines = [f"..\\{place.name}\\{file};{label};" for file, label in rows]
     (place / "l.csv").write_bytes("\r\n".join(["sep=;", "file_name;label;", *lines, ";;", ";;", ""]).encode())
     assert everything(load_data(str(place / "l.csv"))) == everything(load_data(str(folder)))

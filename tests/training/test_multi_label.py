@@ -4,9 +4,11 @@ import csv
 import json
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset, Features, List, Value
 from PIL import Image
 from scipy.special import logit
 from training.conftest import COLOURS
@@ -81,8 +83,13 @@ def test_columns_of_anything_but_zero_and_one_are_refused(shapes, no, said):
 def test_what_cannot_do_with_several_classes_says_so(shapes, tiny_config, tmp_path):
     with pytest.raises(UserError, match=r"is multi-label, but .* hf-vit finetune"):
         load_data(str(shapes))
-    with pytest.raises(UserError, match="multi-label and cannot be read as a stream; leave --streaming out"):
-        load_data(str(shapes), streaming=True, multi_label=True)
+    images = [{"bytes": file.read_bytes(), "path": None} for file in sorted(shapes.glob("*.png"))[:4]]
+    table = Dataset.from_dict({"image": images, "label": [["blue"], ["red"]] * 2}, features=Features(
+        {"image": datasets.Image(), "label": List(Value("string"))}))  # fmt: skip
+    table.to_parquet(str(tmp_path / "lists.parquet"))
+    for source in (shapes, tmp_path / "lists.parquet"):
+        with pytest.raises(UserError, match="multi-label and cannot be read as a stream; leave --streaming out"):
+            load_data(str(source), streaming=True, multi_label=True)
     for values in ({"mixup_alpha": 0.2}, {"class_weights": True}):
         with pytest.raises(UserError, match="mixup and cutmix do not work with multi-label data"):
             finetune(tiny_config(), str(shapes), tmp_path / "out", steps=2, **values)

@@ -40,15 +40,16 @@ def walk(root: Path, depth: int | None = None) -> tuple[list[Parts], list[Parts]
         return files, sorted({parts[:end] for parts in files for end in range(1, len(parts))})
     files: list[Parts] = []
     folders: list[Parts] = []
-    visited_folders: set[tuple[int, int]] = set()
+    chains: dict[Path, frozenset[tuple[int, int]]] = {}  # of every folder: itself and those above it
     for current, folder_names, file_names in os.walk(root, followlinks=True):
         # os.walk enters only the folders that remain in folder_names.
-        status = os.stat(current)
-        if (status.st_dev, status.st_ino) in visited_folders:  # a link may lead back to a folder above
+        folder, status = Path(current), os.stat(current)
+        above, identity = chains.get(folder.parent, frozenset()), (status.st_dev, status.st_ino)
+        if identity in above:  # a link may lead back to a folder above
             folder_names.clear()
             continue
-        visited_folders.add((status.st_dev, status.st_ino))
-        parts = Path(current).relative_to(root).parts
+        chains[folder] = above | {identity}
+        parts = folder.relative_to(root).parts
         folder_names[:] = sorted(name for name in folder_names if not _is_hidden(name))
         folders += [(*parts, name) for name in folder_names]
         files += [(*parts, name) for name in file_names if not _is_hidden(name)]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 # Shards of a streamed folder, and so the highest number of loader workers or processes that can read it together.
 _SHARDS = 16
 _KEPT_BYTES = 256 << 20
+_FIRST_LABELS = 16  # rows of a stream that tell whether it has labels
 
 
 def load_data(
@@ -325,11 +326,15 @@ def _scan_splits(
 def _stream_tables(source: DataSource, tables: ImageTables, options: _Options) -> ImageData:
     """Return a folder or list as streams, whose images are scanned when they are read."""
     if tables.multi_label:
-        raise UserError(f"'{source.name}' is multi-label and cannot be read as a stream; leave --streaming out")
+        _refuse_multi_label_stream(source.name)
     data = _make_data(source, tables, files=list_file_states(source))
     data.fingerprint = hash_states(data.files)
     _set_splits(data, tables.images, list_missing_splits(list(tables.images)), options.seed)
     return _shuffle_streams(data, options.skip_bad_images)
+
+
+def _refuse_multi_label_stream(name: str) -> NoReturn:
+    raise UserError(f"'{name}' is multi-label and cannot be read as a stream; leave --streaming out")
 
 
 def _make_data(source: DataSource, tables: ImageTables, files: dict[str, str]) -> ImageData:
@@ -352,7 +357,6 @@ def _number_labels(name: str, raw: RawTables) -> ImageTables:
         split: columns.labels(table.select_columns(columns.label_columns)[:]) for split, table in raw.splits.items()
     }
     hidden = [split for split, values in raw_labels.items() if split != "train" and is_unlabeled(values)]
-    hidden_notes = [f"split '{split}' of '{name}' was left out, because it has no labels" for split in hidden]
     labels = {split: values for split, values in raw_labels.items() if split not in hidden}
     all_labels = [label for values in labels.values() for label in values]
     if not all_labels:
@@ -369,7 +373,12 @@ def _number_labels(name: str, raw: RawTables) -> ImageTables:
         # An array, because `datasets` hashes a list one number at a time.
         number_column: Any = numbers if multi_label else np.asarray(numbers)
         images[split] = table.add_column("label", number_column, feature=List(kind) if multi_label else kind)
-    return ImageTables(images, classes.names, [*raw.notes, *hidden_notes], raw.revision, multi_label)
+    return ImageTables(images, classes.names, [*raw.notes, *_note_hidden(name, hidden)], raw.revision, multi_label)
+
+
+def _note_hidden(name: str, splits: Sequence[str]) -> list[str]:
+    """Return a note on every split without labels."""
+    return [f"split '{split}' of '{name}' was left out, because it has no labels" for split in splits]
 
 
 def _make_label_map(name: str, raw: RawTables, values: list[Any]) -> LabelMap:
@@ -449,13 +458,24 @@ def _find_stream_classes(source: DataSource, raw: RawTables) -> LabelMap:
     return _make_label_map(source.name, raw, values)
 
 
+def _read_first_labels(stream: "IterableDataset", columns: Columns) -> list[Any]:
+    """Return the raw labels of the first rows of a stream."""
+    batches: Any = stream.select_columns(columns.label_columns).iter(_FIRST_LABELS)
+    return columns.labels(next(batches, dict.fromkeys(columns.label_columns, ())))
+
+
 def _stream_files(source: DataSource, raw: RawTables, options: _Options) -> ImageData:
     """Return streams of parquet, webdataset or Hub files, whose images are scanned when they are read."""
-    raw_splits = raw.splits
+    first_labels = {split: _read_first_labels(stream, raw.columns) for split, stream in raw.splits.items()}
+    if any(map(is_multi_label, first_labels.values())):
+        _refuse_multi_label_stream(source.name)
+    hidden = [split for split, values in first_labels.items() if split != "train" and values and is_unlabeled(values)]
+    raw_splits = {split: stream for split, stream in raw.splits.items() if split not in hidden} or raw.splits
     labels = _find_stream_classes(source, raw)
     skip = options.skip_bad_images
     missing = tuple(list_missing_splits(list(raw_splits)))
-    data = ImageData(source.name, "", {}, labels.names, notes=[*raw.notes], source=source, revision=raw.revision)
+    notes = [*source.notes, *raw.notes, *_note_hidden(source.name, hidden)]
+    data = ImageData(source.name, "", {}, labels.names, notes=notes, source=source, revision=raw.revision)
     data.files = list_file_states(source)
     data.cut = missing
     if source.kind == "hub":

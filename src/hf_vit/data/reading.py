@@ -354,30 +354,37 @@ def _read_idx(source: DataSource) -> RawTables:
 def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
     """Read the image files and labels of CSV or JSON Lines files.
 
-    The split of a row is in its column "split", else in the first folder of the image's path, else in the path of the
-    list. Cells stay text until all lists are read, and `convert_labels` then converts the labels.
+    The split of a row is in its column "split", else in the first folder of the image's path from the list on, else in
+    the path of the list. Cells stay text until all lists are read, and `convert_labels` then converts the labels.
     """
     paths: dict[str, list[Path]] = {}
     labels: dict[str, list[Any]] = {}
     names = FileNames()
     for list_split, file in ((split, file) for split, files in source.files.items() for file in files):
+        root = os.path.abspath(str(file.parent))
         for path, label, raw_split in _read_list_rows(file, source.name, selection):
+            _refuse_list_path(file, path)
+            image_file = names.find(file.parent / path)
             if raw_split is None:
-                first_folder = Path(path).parts[:1]  # empty for the path "."
-                split = (split_name(first_folder[0]) if first_folder else None) or list_split
+                split = _find_split(os.path.dirname(str(image_file)), root) or list_split
             else:
                 split = split_name(str(raw_split))
             if split is None:
                 raise UserError(
                     f"{file.name} has the split {raw_split!r}, which is unknown; write train, validation or test"
                 )
-            _refuse_list_path(file, path)
-            paths.setdefault(split, []).append(names.find(file.parent / path))
+            paths.setdefault(split, []).append(image_file)
             labels.setdefault(split, []).append(label)
     source.folder.update({split: {"": paths[split]} for split in SPLITS if split in paths})
     splits = {split: make_image_table(paths[split]) for split in SPLITS if split in paths}
     typed_labels = labels if selection.indicators else convert_labels(labels)
     return RawTables(splits, label_names=list(selection.indicators) or None, labels=typed_labels)
+
+
+@functools.lru_cache(maxsize=1024)
+def _find_split(folder: str, root: str) -> str | None:
+    """Return the split that the first folder on the way from `root` to `folder` names, or None."""
+    return split_name(os.path.relpath(folder, root).partition(os.sep)[0])
 
 
 def _refuse_list_path(file: Path, path: str) -> None:
@@ -457,7 +464,8 @@ def _read_csv_rows(path: Path) -> Iterator[dict[str, Any]]:
         stated_delimiter = re.fullmatch("sep=([\t;,])", header_line.strip("\r\n"))  # Excel reads such a line
         if stated_delimiter:
             header_line = next(file, "")
-        delimiter = stated_delimiter[1] if stated_delimiter else max("\t;,", key=header_line.count)
+        unquoted = re.sub('"[^"]*"', "", header_line)
+        delimiter = stated_delimiter[1] if stated_delimiter else max("\t;,", key=unquoted.count)
         cells = csv.reader(chain([header_line], file), delimiter=delimiter, skipinitialspace=True, strict=True)
         header = [normalize_name(name) for name in next(cells)]
         if not header:

@@ -252,7 +252,10 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
         paths = [root.joinpath(*parts) for parts in data_files]
         if kind == "idx":
             return _make_idx_source(paths, name, source)
-        return DataSource(kind, name, files=_group_by_split(zip(paths, data_files, strict=True)))
+        count = 0 if kind == "list" else sum(map(_has_image_name, files))
+        note = f"'{name}' is read from its {kind} files, such as {paths[0].name}, not from its {count:,} image files"
+        files_by_split = _group_by_split(zip(paths, data_files, strict=True))
+        return DataSource(kind, name, files=files_by_split, notes=[note] if count else [])
     images = list(filter(_has_image_name, files))
     others = [] if len(images) == len(files) else [parts[-1] for parts in files if not _has_image_name(parts)]
     if not images:
