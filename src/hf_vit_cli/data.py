@@ -28,8 +28,10 @@ def data(
 
     from hf_vit.data import load_data
     from hf_vit.data.overview import draw_contact_sheet, note_imbalance, overview
+    from hf_vit.evaluation.reading import refuse_output_in
     from hf_vit.writing import write_atomically
 
+    refuse_output_in(source, output)
     are_skipped = shared.pop("skip_bad_images")
     images = load_data(source, skip_bad_images=True, multi_label=True, target=target, **shared)
     summary = overview(images)

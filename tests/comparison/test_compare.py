@@ -114,6 +114,8 @@ def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(data, 
     again()
     assert save_comparison(again()) == ["one", "two"]
     assert save_comparison(again()) == []
+    with pytest.raises(UserError, match="none' does not exist"):
+        compare([folder, other], tmp_path / "none", tmp_path / "other", device="cpu")
     assert len(Facts.load(folder).filter_kind("benchmark")) == 1
 
 

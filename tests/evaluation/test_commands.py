@@ -152,7 +152,7 @@ def test_a_read_only_model_is_told_before_it_is_measured(fails, save_classifier,
     with monkeypatch.context() as context:
         context.setattr(registry, "evaluate_protocol", None)
         fails(("evaluate", folder, "--data", class_folders), "is read-only", "add --output DIR")
-    evaluate(folder, str(class_folders), output=tmp_path / "out")
+    evaluate(folder, class_folders, output=tmp_path / "out")
     assert (tmp_path / "out" / "top1.json").is_file()
     assert sorted(folder.iterdir()) == before
     (graph := tmp_path / "exported").mkdir()  # whose evaluation writes nothing into it
@@ -172,6 +172,7 @@ def test_nothing_is_written_among_the_images(fails, save_classifier, class_folde
                 "choose one outside that folder",
             )
         fails(("analyze", folder, "--images", class_folders, "--output", output), "in the folder of the data")
+        fails(("data", class_folders, "--output", output), "in the folder of the data")
     assert sorted(class_folders.rglob("*")) == before
 
 

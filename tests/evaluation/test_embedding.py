@@ -320,6 +320,21 @@ def test_a_folder_that_an_earlier_version_began_goes_on(model, images, tmp_path)
     assert set(settings) == {"predictions", "top", "batch_size", "rows_per_file", "streaming"}, "those of 0.2"
 
 
+def test_a_list_in_another_order_is_no_reason_to_go_on(model, images, tmp_path):
+    shutil.copytree(images, tmp_path / "noise")
+    rows = [f"{path.parent.name}/{path.name},{path.parent.name}\n" for path in sorted(images.glob("*/*.png"))]
+    table = tmp_path / "noise" / "metadata.csv"
+    table.write_text("".join(["file_name,label\n", *rows]))
+    again = [str(model), str(table), tmp_path / "out"]
+    embed(*again, rows_per_file=4)
+    table.write_text("".join(["file_name,label\n", *reversed(rows)]))
+    with pytest.raises(UserError, match=r"another order than when .* rows would be missing or repeated; restore"):
+        embed(*again, rows_per_file=4)
+    manifest = tmp_path / "out" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"order"', '"other"'))  # that of 0.2 has no order
+    assert embed(*again, rows_per_file=4).done_before > 0
+
+
 PLACE = "memory://bucket/embeddings"
 
 

@@ -353,7 +353,7 @@ class Comparison(Displayed):
 
 def compare(
     models: Sequence[Any],
-    data: str | ImageData,
+    data: str | Path | ImageData,
     output: str | Path,
     *,
     split: str = "test",
@@ -406,7 +406,8 @@ def compare(
         with open_runner(runner, address, device) as ray:
             loaded = load_models(models, device)
             size = None
-            if isinstance(data, str):
+            if isinstance(data, str | Path):
+                data = str(data)
                 size = _choose_image_size(loaded, image_size) if is_builtin(data) else None
                 columns: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
                 columns |= dict(splits=[split, *(("train", "validation") if probe else ())], hash_others=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: Any,
-    data: str | ImageData,
+    data: str | Path | ImageData,
     *,
     protocol: str | None = None,
     output: str | os.PathLike[str] | None = None,

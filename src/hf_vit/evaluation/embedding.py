@@ -7,6 +7,7 @@ Every file holds a fixed part of the data and appears when it is complete. After
 the missing files, and any number of processes writes the same files.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -537,10 +538,13 @@ def _make_manifest(loaded: "LoadedModel", images: "ImageData", splits: list[str]
     """Return the part of the manifest that may not change when a call is resumed."""
     # Options that were not given are left out, so that folders of earlier versions can be resumed.
     options = {name: value for name, value in asdict(settings).items() if value is not None}
+    order = [scan.digest for split in splits for scan in images.seen.get(split, ())]
     manifest: dict[str, Any] = {
         "model": loaded.describe(),
         "data": {"name": images.name, "fingerprint": images.fingerprint, "splits": splits},
         "settings": {**options, "streaming": bool(images.readers)},
+        # The fingerprint of a table does not cover the order, by which rows are divided among the files.
+        "order": hashlib.sha256("\n".join(order).encode()).hexdigest()[:16],
     }
     return cast(dict[str, Any], redact_values(json.loads(json.dumps(manifest))))
 
@@ -569,11 +573,16 @@ def _write_or_check_manifest(folder: "OutputFolder", manifest: dict[str, Any]) -
             "another output folder, or delete this one to start again"
         ) from error
     for name, value in manifest.items():
-        if old_manifest.get(name) != value:
+        if name != "order" and old_manifest.get(name) != value:
             raise UserError(
                 f"{folder} was started with {name}={old_manifest.get(name)}, but now {name} is {value}; give the "
                 "same value, or choose another output folder"
             )
+    if old_manifest.get("order", manifest["order"]) != manifest["order"]:
+        raise UserError(
+            f"the images have another order than when {folder} was started, so rows would be missing or repeated; "
+            "restore the names of the files or the order of the list, or choose another output folder"
+        )
 
 
 def _write_manifest(folder: "OutputFolder", manifest: dict[str, Any]) -> None:

@@ -90,7 +90,7 @@ class ProtocolRun(Displayed):
 def evaluate_protocol(
     protocol: str,
     model: Any,
-    data: str | ImageData,
+    data: str | Path | ImageData,
     *,
     split: str = "test",
     num_images: int | None = None,
@@ -163,11 +163,11 @@ def evaluate_protocol(
             max_num_patches = find_max_patches(loaded)
         if max_num_patches is not None:
             loaded = keep_image_sizes(loaded, max_num_patches)
-        if isinstance(data, str):
+        if isinstance(data, str | Path):
             reading: dict[str, Any] = dict(streaming=streaming, skip_bad_images=skip_bad_images)
             reading |= dict(image_column=image_column, label_column=label_column)
             fit_splits = [value for name, value in settings.items() if name.endswith("_split") and value]
-            data = _load_data(protocol, data, loaded.image_size, seed, [split, *fit_splits], reading)
+            data = _load_data(protocol, str(data), loaded.image_size, seed, [split, *fit_splits], reading)
         if ray is not None and data.readers:
             raise UserError("--streaming and --runner ray cannot be combined; leave one of them out")
         limits = [number for number in (data.num_examples(split), num_images) if number is not None]
