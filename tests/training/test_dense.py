@@ -34,6 +34,7 @@ from hf_vit.training import finetune
 from hf_vit.training.recipes.registry import find_recipe
 from hf_vit.training.run import is_complete
 from hf_vit.training.tasks.dense import build_dense_model, make_model_inputs
+from hf_vit.training.trainer.optimizers import number_layers
 
 
 def answers_of(head: str, model: Any, processor: Any, pixel_values: torch.Tensor) -> list[Any]:
@@ -218,6 +219,16 @@ def test_the_maps_have_the_strides_that_are_told(family: str, head: str, strides
     assert [SIDE // each.shape[2] for each in maps] == strides == backbone.strides
     assert [2 * SIDE // each.shape[3] for each in maps] == strides
     assert [each.shape[1] for each in maps] == backbone.channels
+
+
+@pytest.mark.parametrize("head", DENSE_HEADS)
+def test_layers_are_those_of_the_backbone(head: str) -> None:
+    model, _ = build("plain", head)
+    names = {id(parameter): name for name, parameter in backbone_of(model).named_parameters()}
+    numbers, known = number_layers(model), {"vit.embeddings.": 0, "vit.layers.0.": 1, "vit.layers.1.": 2}
+    for name, parameter in model.named_parameters():
+        own_name = names.get(id(parameter), "")
+        assert numbers[name] == next((known[start] for start in known if own_name.startswith(start)), 3), name
 
 
 @pytest.mark.parametrize(("family", "head"), ONE_STRIDE)

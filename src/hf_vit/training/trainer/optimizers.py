@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hf_vit.errors import UserError
+from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit_settings import Recipe
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -53,7 +54,8 @@ def number_layers(model: nn.Module, option: str = "--layer-decay") -> dict[str, 
     """
     names = [name for name, _ in model.named_parameters()]
     backbone: Any = getattr(model.config, "backbone_config", None)
-    backbone_names = [name for name in names if backbone is None or "backbone." in name]
+    paths = [path and f"{path}." for path, module in model.named_modules() if isinstance(module, HfBaseBackbone)]
+    backbone_names = [name for name in names if name.startswith(tuple(paths or [""]))]
     matches = {name: _LAYER.search(name) for name in backbone_names}
     blocks = [int(match[1]) for match in matches.values() if match]
     depth: int | None = getattr(backbone or model.config, "num_hidden_layers", None)
