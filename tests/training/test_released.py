@@ -138,8 +138,10 @@ def test_averaging_and_adapter_together_are_refused(make_trainer, tiny_config):
 # ---- few weights
 
 
-def test_only_the_head_learns(make_trainer, tiny_config):
-    model = HfViTForImageClassification(tiny_config())
+@pytest.mark.parametrize("family", ["plain", "axial_resnet"])  # the second has batch norms
+def test_only_the_head_learns(family, make_trainer, tiny_config):
+    resnet = HfAxialResNetConfig(image_size=8, stage_depths=(1,), stem_width=8, num_labels=3)
+    model = AutoModelForImageClassification.from_config(tiny_config() if family == "plain" else resnet)
     train_head_only(model)
     before = copy.deepcopy(model.state_dict())
     make_trainer(model, max_steps=3).train()

@@ -20,6 +20,7 @@ from hf_vit import (
     HfViTForMaskedPatchPrediction,
     UserError,
 )
+from hf_vit.models.modeling_hf_axial_resnet import LogitNorm
 from hf_vit.results.facts import Facts
 from hf_vit.training import finetune
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy
@@ -50,6 +51,7 @@ def test_group_norms_embeddings_and_bare_parameters_are_spared(make_trainer):
         def __init__(self):
             super().__init__()
             self.norm = nn.GroupNorm(2, 4)
+            self.logit_norm = LogitNorm()
             self.scale = nn.Conv2d(4, 4, 1)
             self.classes = nn.Embedding(3, 4)
             self.mask_token = nn.Parameter(torch.zeros(1, 1, 4))

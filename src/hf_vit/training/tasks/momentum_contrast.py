@@ -135,6 +135,10 @@ def compute_momentum(step: int, steps: int, start: float) -> float:
 class ContrastTrainer(HfViTTrainer):
     """An `HfViTTrainer` whose validation loss counts every image once, with any number of processes."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._frozen_norms = []  # those of the momentum copies normalize with the batch
+
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Run transformers' prediction step without the images that accelerate repeats to fill the last batch."""
         state = self.accelerator.gradient_state

@@ -29,6 +29,7 @@ from transformers.utils.import_utils import is_in_notebook
 
 from hf_vit.errors import DivergedError, UserError
 from hf_vit.families import find_family, get_problem_type
+from hf_vit.models.modeling_hf_axial_resnet import LogitNorm
 from hf_vit.results.facts import DataFact
 from hf_vit.training.processes import require_same
 from hf_vit.training.trainer.callbacks import LiveProgress, LoggedProgress
@@ -66,6 +67,7 @@ class HfViTTrainer(Trainer):
       which a resumed training continues are in training_weights.safetensors beside it, sharded ones (FSDP2) in the
       files of accelerate. After the training the model has the released weights and no adapter.
     - `compute_loss_func=BinaryCrossEntropy()` trains with one yes or no per class, `WeightedCrossEntropy` with weights.
+    - Batch norms with frozen weights keep their running statistics, and normalize with them.
     - A loss that is not a number stops the training before it spoils the weights; the error names step, learning rate
       and remedy. On an accelerator this happens when the loss is logged, because reading it would delay every step.
     - `save_model` writes no pickle (`training_args.bin`); only checkpoints hold the optimizer's state.
@@ -125,6 +127,11 @@ class HfViTTrainer(Trainer):
         self._diverged_at: torch.Tensor | None = None  # on the device: the first step without a finite loss, or 0
         self._flops_per_value: int | None = None
         super().__init__(*args, **kwargs)
+        self._frozen_norms = [
+            module
+            for module in cast(nn.Module, self.model).modules()
+            if hasattr(module, "running_var") and not getattr(module.weight, "requires_grad", True)
+        ]
         # Reading a loss makes an accelerator wait, so that there it is read only when it is logged.
         self._checks_later = self.args.device.type != "cpu"
         strategy = self.args.train_sampling_strategy
@@ -155,7 +162,8 @@ class HfViTTrainer(Trainer):
         names: list[str] = []
         for path, module in model.named_modules():
             weight = getattr(module, "weight", None)
-            if isinstance(weight, nn.Parameter) and weight.ndim >= 2 and not isinstance(module, nn.Embedding):
+            is_table_or_norm = isinstance(module, nn.Embedding | LogitNorm)
+            if isinstance(weight, nn.Parameter) and weight.ndim >= 2 and not is_table_or_norm:
                 names.append(f"{path}.weight" if path else "weight")
         return names
 
@@ -243,6 +251,12 @@ class HfViTTrainer(Trainer):
         if model.training and num_items_in_batch is None:
             loss = self._weight_loss(loss, inputs)
         return (loss, outputs) if return_outputs else loss
+
+    def compute_loss_context_manager(self) -> Any:
+        """Return transformers' contexts, with batch norms of frozen weights in evaluation mode."""
+        for norm in self._frozen_norms:
+            norm.eval()
+        return super().compute_loss_context_manager()
 
     def _weight_loss(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
         """Weight a micro-batch's loss by its size, because the Trainer averages as if all were equally large."""
