@@ -290,9 +290,10 @@ _THREE_AUGMENT = dict(horizontal_flip=0.5, auto_augment="3a", color_jitter=0.3, 
 _SIMPLE_CROP = dict(random_crop=4, **_PX_224, **_THREE_AUGMENT)
 _add_recipe(
     "deit3",
-    f"{_DEIT_3_SOURCE} for ViT-B: ImageNet at 192 px, which deit3-resolution takes to 224 px",
+    f"{_DEIT_3_SOURCE} for ViT-B: ImageNet at 192 px, which deit3-resolution takes to 224 px; targets above 0 become "
+    "1: its engine.py",
     "DeiT III: ImageNet from scratch, 83.8% with a ViT-B/16 there",
-    _DEIT_3 | dict(learning_rate=3e-3, weight_decay=0.05, loss="bce", drop_path=0.2),
+    _DEIT_3 | dict(learning_rate=3e-3, weight_decay=0.05, loss="bce", bce_threshold=0.0, drop_path=0.2),
     dict(warmup=5 / 800, epochs=800, repeated_augmentation=3, image_size=(192, 192)),
     dict(mixup_alpha=0.8, **_CROP, **_THREE_AUGMENT),
 )
