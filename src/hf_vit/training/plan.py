@@ -148,8 +148,11 @@ def micro_batch_size(batch_size: int, requested: int | None, accumulates: bool =
     return requested
 
 
-def count_steps(recipe: Recipe, images: int | None) -> int:
-    """Return the optimizer steps of a recipe; raise UserError for epochs of a stream of unknown length."""
+def count_steps(recipe: Recipe, images: int | None, drop_last: bool = False) -> int:
+    """Return the optimizer steps of a recipe; raise UserError for epochs of a stream of unknown length.
+
+    With `drop_last` an epoch has full batches only.
+    """
     if recipe.steps is not None:
         return recipe.steps
     assert recipe.epochs is not None
@@ -157,7 +160,8 @@ def count_steps(recipe: Recipe, images: int | None) -> int:
         raise UserError(
             "the number of images in the stream is unknown, so epochs cannot be counted; give --steps instead"
         )
-    return max(1, math.ceil(recipe.epochs * math.ceil(images / recipe.batch_size)))
+    round_batches = math.floor if drop_last else math.ceil
+    return max(1, math.ceil(recipe.epochs * round_batches(images / recipe.batch_size)))
 
 
 def limit_evaluation(run: Run) -> tuple[int, int | None]:
@@ -194,6 +198,16 @@ def note_limited_evaluation(run: Run) -> list[str]:
     return [
         f"a short training: it evaluates {', and '.join(changes)}, as it would otherwise evaluate longer than it "
         "trains; hf-vit evaluate measures all images"
+    ]
+
+
+def note_long_warmup(run: Run) -> list[str]:
+    """Return a note if the training ends before its warm-up, as a paper's warm-up does on less data."""
+    if run.recipe.warmup <= run.steps:
+        return []
+    return [
+        f"the warm-up of {run.recipe.warmup:,g} steps is longer than the training of {run.steps:,}, so the learning "
+        "rate never reaches its peak; give a shorter one, such as --warmup 0.1"
     ]
 
 

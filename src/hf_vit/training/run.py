@@ -57,6 +57,7 @@ from hf_vit.training.plan import (
     get_work_folder,
     micro_batch_size,
     note_limited_evaluation,
+    note_long_warmup,
     note_memory,
     use_bf16,
 )
@@ -291,7 +292,7 @@ def prepare(task: Task[Any], job: Job, start: Start, report: ReportLine) -> Run:
         model=model,
         processor=processor,
         task=task.settings(),
-        steps=count_steps(job.recipe, start.data.num_examples("train")),
+        steps=count_steps(job.recipe, start.data.num_examples("train"), "dataloader_drop_last" in task.arguments),
         micro_batch_size=micro_batch_size(job.recipe.batch_size, job.options.micro_batch_size, task.accumulates),
         bf16=use_bf16(job.options, get_vision_config(model)),
         checkpoint=checkpoint,
@@ -304,7 +305,7 @@ def prepare(task: Task[Any], job: Job, start: Start, report: ReportLine) -> Run:
     require_space(run.output, weights + 3 * (weights + state + task.count_extra_bytes()) + (16 << 20))
     record_run(run)
     report(task.describe(run))
-    for note in (*note_limited_evaluation(run), *note_memory(run)):
+    for note in (*note_long_warmup(run), *note_limited_evaluation(run), *note_memory(run)):
         report(f"note: {note}")
     return run
 
