@@ -1,5 +1,6 @@
 """Models held to what is said of them: published results measured again, and two models side by side."""
 
+import copy
 import itertools
 import json
 import math
@@ -10,12 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+from dense_heads import FAMILIES
 from evaluation.tiny import NAMES as ANIMALS
 from evaluation.tiny import make_classifier, make_dataset, make_processor
 from hub.conftest import save_model
 from loopback.client import Client, Loopback
 from sklearn.metrics import precision_recall_fscore_support
+from timm.models import save_for_hf
 from training.conftest import COLOURS, make_colour_folder
 from transformers import AutoModelForImageClassification, pipeline
 
@@ -27,6 +31,8 @@ from hf_vit.evaluation import evaluate_protocol, save_protocol
 from hf_vit.evaluation.examination import Examination
 from hf_vit.hub.card import write_card
 from hf_vit.loading import load_model
+from hf_vit.loading.start import find_model
+from hf_vit.training.tasks.dense import build_dense_model
 
 NAMES = sorted(COLOURS)
 LABELS = {"id2label": dict(enumerate(NAMES)), "label2id": {name: number for number, name in enumerate(NAMES)}}
@@ -210,6 +216,43 @@ def test_what_is_not_checkable(judged: Path, colours: Path) -> None:
         require_equal(found)
 
 
+def test_every_published_number_is_measured_again(judged: Path, colours: Path) -> None:
+    """Of records that the card shows too, of numbers that no protocol measures; and of an older record none."""
+    records = json.loads((judged / "facts.json").read_text())
+    older, few = copy.deepcopy(records[-2:])
+    older["values"]["top1"] = 0.9999
+    few["data"]["size"] = 3
+    (name,) = few["values"]["headline"]
+    few["values"]["headline"] = {name: 0.4321, "no such accuracy": 0.8765}
+    (judged / "facts.json").write_text(json.dumps([*records[:-2], older, few, *records[-2:]]))
+    write_card(judged)
+    card = (judged / "README.md").read_text()
+    (judged / "README.md").write_text(re.sub(r"value: 0\.\d+|value: 1\.0", "value: 0.9999", card, count=1))
+    found = {finding.published: finding.verdict for finding in audit(judged, colours)}
+    assert (found[0.4321], found[0.8765], found[0.9999]) == ("different", "not checkable", "not checkable")
+
+
+def test_a_result_on_images_of_other_sizes_is_measured_on_these(judged: Path, colours: Path) -> None:
+    run = evaluate_protocol(
+        "top1", str(judged), str(colours), split="validation", max_num_patches=2, device="cpu", progress=False
+    )
+    save_protocol(run, folder=judged)
+    found = [finding for finding in audit(judged, colours) if "split validation" in finding.result_name]
+    assert {finding.verdict for finding in found} == {"equal"}
+
+
+def test_the_numbers_of_the_metadata_are_measured_again(tmp_path: Path) -> None:
+    """They are recorded beside those of the card's table."""
+    scenes = load_data("scenes", target="mask")
+    for part in build_dense_model(find_model(FAMILIES["plain"]()), "linear", scenes.label_names):
+        part.save_pretrained(tmp_path)
+    run = evaluate_protocol("segmentation", str(tmp_path), scenes, num_images=2, device="cpu", progress=False)
+    save_protocol(run, folder=tmp_path)
+    assert set(verdicts(tmp_path).values()) == {"equal"}
+    change(tmp_path, -1, values__mean_iou=0.9)
+    assert verdicts(tmp_path)[f"Mean IoU on {scenes.name}, split test"] == "different"
+
+
 def test_a_stranger_s_record_opens_nothing(judged: Path, colours: Path) -> None:
     """Neither a path that it names, nor a traceback."""
     before = (judged / "facts.json").read_text()
@@ -289,6 +332,19 @@ def test_layers_and_fields_that_differ(model: Path, tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "do_resize": False}))
     told = diff(str(model), str(other), device="cpu").configuration
     assert told == {"pooling": ('"gap"', '"token"'), "processor.do_resize": ("true", "false")}
+
+
+def test_what_timm_keeps_of_its_models(tmp_path: Path) -> None:
+    """The same weights for images of another mean color."""
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=3)
+    for name in ("first", "second"):
+        save_for_hf(model, tmp_path / name, safe_serialization=True, model_args={"img_size": 32, "depth": 1})
+    path = tmp_path / "second/config.json"
+    config = json.loads(path.read_text())
+    config["pretrained_cfg"]["mean"] = [0.25, 0.5, 0.5]
+    path.write_text(json.dumps(config))
+    told = diff(str(tmp_path / "first"), str(path.parent), device="cpu")
+    assert told.configuration == {"mean": ("[0.5, 0.5, 0.5]", "[0.25, 0.5, 0.5]")}
 
 
 def test_what_has_no_norm_is_told() -> None:

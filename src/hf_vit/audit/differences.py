@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # "encoder.layers.3.attention.q_proj.weight" belongs to the layer "encoder.layers.3".
 _LAYER_NAME = re.compile(r".*\.\d+(?=\.)")
+# Fields in which timm keeps where the weights came from.
+_TIMM_ADDRESS = ("url", "file", "source", "hf_hub_id", "hf_hub_filename")
 _MAX_VALUE_LENGTH, MAX_THUMBNAILS = 60, 25
 RESULT_FILE, PLOT_FILE = "diff.json", "disagreements.png"
 
@@ -340,9 +342,9 @@ def diff(
 def _read_configuration(loaded: LoadedModel) -> dict[str, str]:
     """Return the fields of a model's config and image processor, each value as JSON."""
     processor = loaded.processor.to_dict() if hasattr(loaded.processor, "to_dict") else {}
-    fields = (loaded.configuration or {}) | {
-        f"processor.{name}": value for name, value in processor.items() if not name.startswith("_")
-    }
+    timm_config: dict[str, Any] = getattr(loaded.model, "pretrained_cfg", None) or {}
+    config = loaded.configuration or {name: timm_config[name] for name in timm_config if name not in _TIMM_ADDRESS}
+    fields = config | {f"processor.{name}": value for name, value in processor.items() if not name.startswith("_")}
     return {
         to_one_line(name): to_one_line(json.dumps(value, sort_keys=True, default=str)) for name, value in fields.items()
     }

@@ -23,7 +23,7 @@ from hf_vit.evaluation.protocols.registry import TARGETS, evaluate_protocol
 from hf_vit.evaluation.reading import find_largest
 from hf_vit.hub.card_metadata import describe_inputs, select_current, select_evaluations
 from hf_vit.hub.model_folder import CARD_NAME, check_inside
-from hf_vit.hub.published_results import ACCURACIES, find_hub_dataset, make_index_entries, round_metric
+from hf_vit.hub.published_results import ACCURACIES, PUBLISHED, find_hub_dataset, make_index_entries, round_metric
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.facts import DataFact, Facts, Record
 
@@ -112,7 +112,8 @@ def _measure_again(
     if images is None:
         yield Finding(data_name, "not checkable", reason=reason)
         return
-    settings: Any = record.values.get("settings")
+    # A top-1 record has only the settings that changed the preparation of images.
+    settings: Any = record.values.get("settings", record.values.get("fed"))
     options: dict[str, Any] = settings if isinstance(settings, dict) else {}
     try:
         evaluation = evaluate_protocol(
@@ -128,16 +129,24 @@ def _measure_again(
     except (UserError, TypeError, ValueError) as error:  # the settings come from an untrusted record
         yield Finding(data_name, "not checkable", reason=f"{get_first_line(error):.200}")
         return
-    # A top-1 record holds its metrics directly; other protocols hold their main metrics under "headline".
+    # A top-1 record holds its metrics directly; other protocols hold their main metrics under "headline", and those of
+    # the card's metadata directly.
     is_top1 = evaluation.protocol == "top1"
-    measurements: Any = evaluation.result.values() if is_top1 else evaluation.result.headline()
-    recorded_values: Any = record.values if is_top1 else record.values["headline"]
+    measurements: Any = evaluation.result.values()
+    recorded_values: Any = record.values
+    if not is_top1:
+        titles = PUBLISHED.get(protocol, ("", {}))[1].items()
+        measurements = evaluation.result.headline() | {title: measurements.get(key) for key, title in titles}
+        recorded_values = recorded_values["headline"] | {title: recorded_values.get(key) for key, title in titles}
     ties = NearTies(evaluation.examination) if is_top1 else None
-    for name, measured in measurements.items():
-        published = recorded_values.get(name)
+    for name in measurements if is_top1 else recorded_values:
+        measured, published = measurements.get(name), recorded_values.get(name)
+        result_name = to_one_line(f"{ACCURACIES.get(name, name)} on {data_name}")
         if isinstance(measured, float) and isinstance(published, float | int):
             verdict, reason = _judge(name, float(published), measured, evaluation.result.num_images, ties)
-            yield Finding(f"{ACCURACIES.get(name, name)} on {data_name}", verdict, float(published), measured, reason)
+            yield Finding(result_name, verdict, float(published), measured, reason)
+        elif isinstance(published, float | int) and not is_top1:
+            yield Finding(result_name, "not checkable", float(published), reason=f"{protocol} does not measure it")
 
 
 def _judge(
@@ -191,12 +200,12 @@ class Claim(NamedTuple):
 
 
 def select_records(facts: Facts) -> list[Record]:
-    """Return the records to evaluate again: those in the card's table and the latest of every other protocol."""
+    """Return the records to evaluate again: those in the card's tables."""
     latest: dict[object, Record] = {}
     for record in select_current(facts):
         if record.kind == "evaluation" and isinstance(record.values.get("headline"), dict):
             data = record.data
-            data_key = None if data is None else (data.name, data.split, data.fingerprint)
+            data_key = None if data is None else (data.name, data.split, data.size, data.fingerprint)
             key = (str(record.values.get("protocol")), data_key, describe_inputs(record))
             latest[key] = record
     return [*select_evaluations(facts), *latest.values()]
@@ -205,12 +214,9 @@ def select_records(facts: Facts) -> list[Record]:
 def find_unrecorded_claims(folder: Path, facts: Facts) -> tuple[list[Claim], list[str]]:
     """Return the published numbers that facts.json does not record, and messages about files that cannot be read."""
     recorded_claims: set[tuple[str, float | None]] = set()
-    for record in select_current(facts):
-        if record.kind == "evaluation":
-            card_claims = _index_claims(make_index_entries([record], folder.name))
-            recorded_claims |= {
-                (claim.result_name, claim.value) for claim in (*card_claims, *_list_record_claims(record))
-            }
+    for record in select_records(facts):  # an older one is not evaluated again
+        card_claims = _index_claims(make_index_entries([record], folder.name))
+        recorded_claims |= {(claim.result_name, claim.value) for claim in (*card_claims, *_list_record_claims(record))}
     claims, unreadable = list[Claim](), list[str]()
     for path in (folder / CARD_NAME, *sorted((folder / ".eval_results").glob("*.y*ml"))):
         if not path.is_file():
