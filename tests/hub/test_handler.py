@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import torch
 from dense_heads import build
-from evaluation.tiny import make_images, make_processor
+from evaluation.tiny import make_classifier, make_images, make_processor
 from hub.conftest import save_model
 from loopback.client import Client, Loopback
 from PIL import Image
@@ -34,10 +34,13 @@ from transformers import (
     Siglip2Config,
     Siglip2ForImageClassification,
     Siglip2ImageProcessor,
+    ViTModel,
     pipeline,
 )
 
 import hf_vit
+from hf_vit.loading import load_model
+from hf_vit.loading.outputs import compute_pre_logits
 
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     "classes": {},
@@ -360,6 +363,22 @@ def test_images_in_their_own_shape(files: list[Path], tmp_path: Path) -> None:
         same_classes(answer, wanted)
 
 
+def test_a_pooler_without_weights_is_not_read(files: list[Path], tmp_path: Path) -> None:
+    """As of transformers' DINO; it would be random, and the features others in every process."""
+    vit = ViTModel(make_classifier().config, add_pooling_layer=False).eval()
+    for part in (vit, make_processor()):
+        part.save_pretrained(tmp_path)
+    images = [hf_vit.data.to_rgb(Image.open(path)) for path in files]
+    with torch.no_grad():
+        pixels = make_processor()(images, return_tensors="pt")["pixel_values"]
+        expected = vit(pixels).last_hidden_state[:, 0].numpy()
+    np.testing.assert_allclose(load_handler(tmp_path)({"inputs": images}), expected, rtol=0, atol=1e-5)
+    loaded = load_model(tmp_path, "cpu")
+    with torch.no_grad():
+        features = compute_pre_logits(loaded.model, loaded.pixel_values(images))
+    np.testing.assert_allclose(features, expected, rtol=0, atol=1e-5)
+
+
 def test_large_images_are_decoded_one_by_one(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A request of 256 images holds one of them at a time."""
     handler, alive, most = load_handler(folders["classes"]), set[int](), 0
@@ -394,5 +413,11 @@ def test_a_handler_of_its_own_is_shared_in_place_of_ours(hub: Loopback, xet_clie
     xet_client.run("hub.jobs:push", folder=str(model_folder))
     for name in ("handler.py", "requirements.txt"):
         assert xet_client.run("hub.jobs:read", repo_id="alice/my-vit", name=name) == (model_folder / name).read_text()
+    texts = {name: (model_folder / name).read_text() for name in ("handler.py", "requirements.txt")}
+    for name in texts:
+        (model_folder / name).unlink()
+    xet_client.run("hub.jobs:push", folder=str(model_folder))
+    for name, text in texts.items():
+        assert xet_client.run("hub.jobs:read", repo_id="alice/my-vit", name=name) == text, "it may be on the Hub alone"
     (model_folder / "handler.py").write_text("TOKEN = 'hf_" + "aB3dE6gH9" * 4 + "'\n")
     assert "handler.py holds" in xet_client.run("hub.jobs:push", folder=str(model_folder))["error"]

@@ -81,7 +81,8 @@ def test_pickles_and_old_code_of_others_are_deleted(
 ) -> None:
     xet_client.run("hub.jobs:push", folder=str(saved_models["axial"]))
     assert "modeling_hf_axial_vit.py" in hub.files(REPO)
-    old = "pytorch_model.bin", "training_args.bin", "processor_config.json"  # transformers would read the last one
+    # transformers would read the last two.
+    old = "pytorch_model.bin", "training_args.bin", "adapter_config.json", "processor_config.json"
     xet_client.run(
         "hub.jobs:upload_raw",
         repo_id=REPO,
@@ -92,6 +93,10 @@ def test_pickles_and_old_code_of_others_are_deleted(
     left = set(hub.files(REPO))
     assert {"notes.md", "sub/model.bin"} <= left
     assert not left & set(done["deleted"])
+    (model_folder / "processor_config.json").write_text("{}")  # here transformers reads it, too
+    xet_client.run("hub.jobs:push", folder=str(model_folder))
+    assert xet_client.run("hub.jobs:push", folder=str(model_folder))["deleted"] == []
+    assert "processor_config.json" in hub.files(REPO)
 
 
 def test_a_model_object(hub: Loopback, xet_client: Client, model_folder: Path) -> None:

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,6 +33,7 @@ from hf_vit.hub.model_folder import (
     PAGE_NAME,
     PROCESSOR,
     SINGLE,
+    WHOLE_PROCESSOR,
     ModelConfig,
     check_inside,
     count_parameters,
@@ -50,9 +51,11 @@ from hf_vit.results.redaction import find_secret, redact_text
 MAX_TEXT_BYTES = 10 * 1024**2
 MAX_FILE_BYTES = 50 * 1000**3
 PAGE_FILES = ("index.html", "style.css", "page.js", "worker.js")
-# Files of earlier pushes that are deleted: weights in every format that from_pretrained reads, a file that transformers
-# prefers to preprocessor_config.json, and parts of a page.
-_REPLACED = re.compile(r"[^/]+\.(safetensors|bin|h5|msgpack|pt|pth|ckpt|pkl)(\.index\.json)?|processor_config\.json")
+# Files of earlier pushes that are deleted: weights in every format that from_pretrained reads, files that transformers
+# prefers to preprocessor_config.json and to config.json, and parts of a page.
+_REPLACED = re.compile(
+    r"[^/]+\.(safetensors|bin|h5|msgpack|pt|pth|ckpt|pkl)(\.index\.json)?|(processor|adapter)_config\.json"
+)
 _PAGE_PARTS = re.compile(r"(models|examples|runtime)/.*")
 _GPS = 0x8825  # number of the EXIF tag that holds the GPS data
 # For Inference Endpoints: code that serves the model, and what it needs.
@@ -153,6 +156,19 @@ class Contents:
 
         return sorted(path for path in remote if path not in self.files and is_from_push(path))
 
+    def without_handler(self, remote: Mapping[str, RepoFile], read: Callable[[str], bytes]) -> "Contents":
+        """Return a copy without this package's handler, if the owner of the repository wrote one there.
+
+        Args:
+            remote: the files of the repository.
+            read: returns the content of one of them.
+        """
+        served = (HANDLER, REQUIREMENTS)
+        ours = {path: file for path, file in self.files.items() if path == HANDLER and isinstance(file.source, bytes)}
+        if HANDLER not in remote or not find_differences(ours, remote) or _is_ours(read(HANDLER)):
+            return self
+        return replace(self, files={path: file for path, file in self.files.items() if path not in served})
+
 
 def find_differences(local: Mapping[str, SharedFile], remote: Mapping[str, RepoFile]) -> list[str]:
     """Return the paths that are missing remotely or have another hash (SHA-256 in storage, else git's)."""
@@ -195,7 +211,7 @@ def collect(
             f"the folder {folder} does not exist; give the folder of a saved model, such as the --output of "
             "hf-vit finetune"
         )
-    for name in ("config.json", PROCESSOR, FACTS_NAME, CARD_NAME, SINGLE, INDEX, HANDLER):
+    for name in ("config.json", PROCESSOR, WHOLE_PROCESSOR, FACTS_NAME, CARD_NAME, SINGLE, INDEX, HANDLER):
         check_inside(folder, folder / name)  # before any file is read
     config = read_config(folder)
     sources = collect_weights(folder, scratch, max_shard_size)
@@ -209,7 +225,8 @@ def collect(
     for name in sorted(images):
         _refuse_gps(folder, name)
     names |= images
-    names |= {path.name for path in (folder / FACTS_NAME, *folder.glob("LICENSE*")) if path.is_file()}
+    others = folder / FACTS_NAME, folder / WHOLE_PROCESSOR, *folder.glob("LICENSE*")
+    names |= {path.name for path in others if path.is_file()}
     sources |= {name: folder / name for name in names - descriptions.keys()} | descriptions
     if FACTS_NAME in names and find_secret((folder / FACTS_NAME).read_text(encoding="utf-8")) is None:
         sources[FACTS_NAME] = Facts.load(folder).to_json().encode()  # older versions redacted less

@@ -72,7 +72,11 @@ class EndpointHandler:
         self.task, self.parameters = TASKS.get(auto_class, ("image-feature-extraction", ()))
         self.processor: Any = transformers.AutoImageProcessor.from_pretrained(folder, **options)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        model: Any = getattr(transformers, auto_class).from_pretrained(folder, **options).to(self.device).eval()
+        model: Any = getattr(transformers, auto_class)
+        model, loading = model.from_pretrained(folder, output_loading_info=True, **options)
+        if any("pooler" in key for key in loading["missing_keys"]):
+            model.pooler = None  # its weights would be random
+        model = model.to(self.device).eval()
         self.input_names = {"pixel_values", *inspect.signature(model.forward).parameters}
         if hf_vit is not None:
             with contextlib.suppress(hf_vit.UserError):  # a model that it does not know stays as it is

@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import re
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -13,9 +14,12 @@ from hf_vit.repositories.reading import check_file_name, list_shards, read_json_
 
 CARD_NAME = "README.md"
 PROCESSOR = "preprocessor_config.json"
+WHOLE_PROCESSOR = "processor_config.json"  # with tokenizer and others; transformers prefers the image processor in it
 PAGE_NAME = "page.json"  # marks the folder of a page instead of a model
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 Size = int | tuple[int, int]
+# Stored values that are no parameters: the statistics of batch norms, and the class weights of Mask2Former's loss.
+_BUFFER = re.compile(r"(.*\.)?(running_mean|running_var|num_batches_tracked|empty_weight)")
 
 
 class ModelConfig(BaseModel):
@@ -137,7 +141,7 @@ def list_weights(folder: Path) -> list[str]:
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Return the number of stored values according to the safetensors headers; None if a file is missing."""
+    """Return the number of parameters according to the safetensors headers; None if a file is missing."""
     from safetensors import SafetensorError, safe_open
 
     names = list_weights(folder)
@@ -147,7 +151,8 @@ def count_parameters(folder: Path) -> int | None:
     try:
         for name in names:
             with safe_open(str(folder / name), framework="numpy") as file:
-                total += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+                names_of_parameters = [key for key in file.keys() if not _BUFFER.fullmatch(key)]  # noqa: SIM118
+                total += sum(math.prod(file.get_slice(key).get_shape()) for key in names_of_parameters)
     except SafetensorError as error:
         raise UserError(
             f"the weights in {folder} are damaged ({error}); save the model again with save_pretrained"

@@ -392,6 +392,10 @@ class Push:
             dry_run: run all checks without changing anything.
         """
         self.contents = contents
+        if self.sdk is None:  # the app of a Space runs this package's handler
+            self.contents = contents = self._attempt(
+                "reading the handler", lambda: contents.without_handler(self.remote, self._read)
+            )
         self.stale = contents.find_stale(self.remote)
         is_current = self.exists and self._matches_contents(self.remote)
         self._check_tag(is_current)
@@ -528,6 +532,10 @@ class Push:
         """Return the files of the repository at a revision."""
         tree = self.api.list_repo_tree(**self._repository, revision=revision, recursive=True)
         return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+
+    def _read(self, path: str) -> bytes:
+        """Return the content of a file of the repository at the branch's head."""
+        return Path(self.api.hf_hub_download(**self._repository, filename=path, revision=self.parent)).read_bytes()
 
     def _matches_contents(self, remote: dict[str, RepoFile]) -> bool:
         """Return whether remote files equal the contents, without stale files."""

@@ -104,7 +104,8 @@ def load_weights(source: Source, auto_class: Any, head: str) -> Any:
         ) from error
     refuse_unread_weights(model, report["unexpected_keys"], name)
     missing = sorted(report["missing_keys"])
-    if not head:  # checkpoints of other heads have no pooler
+    if not head and any("pooler" in key for key in missing):  # checkpoints of other heads have none
+        model.pooler = None  # its weights would be random
         missing = [key for key in missing if "pooler" not in key]
     if missing:
         missing_names = shorten_list(missing, 3)

@@ -263,7 +263,7 @@ def load_model(
     if library == "timm":
         return _load_from_timm(checkpoint, device, as_classifier)
     model, processor = load_transformers(checkpoint, device, as_classifier=as_classifier)
-    return _wrap(model, processor, _get_name(checkpoint), checkpoint.folder)
+    return _wrap(model, processor, get_source_name(checkpoint), checkpoint.folder)
 
 
 def _find_library(source: Source) -> tuple[Literal["timm", "transformers"] | None, bool]:
@@ -295,7 +295,7 @@ def _find_library(source: Source) -> tuple[Literal["timm", "transformers"] | Non
     return "transformers", needed <= {"self", "pixel_values", "args", "kwargs"}  # SigLIP 2 needs the grids too
 
 
-def _get_name(source: Source) -> str:
+def get_source_name(source: Source) -> str:
     """Return the name of a source; of folders and files the base name only, so that results record no local paths."""
     prefix = TIMM if source.name.startswith(TIMM) else ""
     if source.path is not None and not source.is_on_hub:
@@ -334,7 +334,7 @@ def _convert(source: Source, device: str | None) -> LoadedModel:
     torch_device = pick_device(device)
     model: Any = source.load()
     model.to(torch_device)
-    name = source.checkpoint.name if source.folder is None else _get_name(source)
+    name = source.checkpoint.name if source.folder is None else get_source_name(source)
     return _wrap(model, source.processor(), name, source.folder, origin=source.plan.origin)
 
 
@@ -361,7 +361,7 @@ def _load_from_timm(source: Source, device: str | None, as_classifier: bool) -> 
     from timm.data.transforms_factory import create_transform
 
     transform: Any = create_transform(**resolve_model_data_config(model), is_training=False)
-    name = TIMM + _get_name(source).removeprefix(TIMM)
+    name = TIMM + get_source_name(source).removeprefix(TIMM)
     return LoadedModel(model, lambda images: torch.stack([transform(image) for image in images]), name)
 
 
