@@ -89,13 +89,15 @@ def test_folders(tmp_path: Path, command: Any) -> None:
     config = tmp_path / "<b>warns/config.json"
     fields = json.loads((save_model(config.parent) / "config.json").read_text()) | {"hiden_size": 3, "image_size": 18}
     config.write_text(json.dumps(fields))
+    (save_model(tmp_path / "cut") / "model.safetensors").write_bytes(b"version https://git-lfs")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/config.json").write_text("{")
     (tmp_path / "better/checkpoint").mkdir()
     (tmp_path / "better/checkpoint/config.json").write_text("{}")
     listing = list_models([str(tmp_path)])
     known = {Path(entry.name).name: entry for entry in listing.entries}
-    assert list(known) == ["<b>warns", "better", "broken", "other", "percent", "training", "worse"]
+    assert list(known) == ["<b>warns", "better", "broken", "cut", "other", "percent", "training", "worse"]
+    assert "are damaged" in (known["cut"].problem or "")
     assert "not valid JSON" in (known["broken"].problem or "")
     assert not known["<b>warns"].problem
     assert known["<b>warns"].forward_flops

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from dense_heads import build
 from evaluation.tiny import NAMES, make_classifier, make_processor
 from hub.conftest import save_model, training_record
 from huggingface_hub import ModelCard, parse_eval_result_entries
@@ -25,7 +26,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hf_vit import HfViTForImageClassification, HfViTModel, push_to_hub, variant_config
+from hf_vit import (
+    HfAxialResNetConfig,
+    HfAxialResNetModel,
+    HfViTForImageClassification,
+    HfViTModel,
+    push_to_hub,
+    variant_config,
+)
 from hf_vit.audit.results import select_records
 from hf_vit.data import load_data, to_rgb
 from hf_vit.errors import UserError
@@ -195,6 +203,7 @@ def test_how_it_was_made_of_others_is_told(folder: Path) -> None:
     assert metadata(render_card(folder))["base_model_relation"] == "quantized"
     soup = {"recipe": {"soup": "uniform", "ingredients": "a/b, local, c/d"}}
     append_record(folder, record("training", soup, data=data("validation", 9)))
+    assert "trained on" not in render_card(folder), "its data chose among models"
     found = metadata(render_card(folder))
     assert (found["base_model"], found["base_model_relation"]) == (["a/b", "c/d"], "merge")
     append_record(folder, record("training", {"base_model": "local"}, data=data("train", 9)))
@@ -255,6 +264,7 @@ def test_data_and_models_of_the_hub_are_linked_and_numbers_have_commands(folder:
     append_record(folder, record("evaluation", {"top1": 0.5}, data=data("test", 4), command="hf-vit evaluate x"))
     card = render_card(folder, repo_id="me/mine")
     assert "9 images ([on the Hub](https://huggingface.co/datasets/uoft-cs/cifar10)) |" in card
+    assert "- It was fine-tuned on uoft-cs/cifar10" in card
     assert f"| Fingerprint of the images | {'f' * 16} |" in card
     assert f"| Revision of the data | {'c' * 40} |" in card
     assert "Measured by\n\n```bash\nhf-vit evaluate x\n```\n\n`hf-vit verify me/mine --results` evaluates" in card
@@ -265,10 +275,12 @@ def test_an_evaluation_of_older_weights_is_not_shown(told: Path) -> None:
     card = render_card(told)
     assert "98.77%" not in card
     assert "no accuracy is known" in card
+    assert pictures(card) == ["learning_curve.png"]
     append_record(told, record("evaluation", {"top1": 0.25}, data=data("test", 360)))
     append_record(told, record("evaluation", {"top1": 0.75}, data=data("test", 360)))
     append_record(told, record("evaluation", {"top1": 0.5}, data=data("validation", 180)))
     rows = [line for line in render_card(told).splitlines() if line.startswith("| digits |")]
+    assert pictures(render_card(told)) == ["learning_curve.png"]
     assert rows == [
         "| digits | test | 360 | 18 | 75.00% | - | - | - | 2031-02-03 |",
         "| digits | validation | 180 | 18 | 50.00% | - | - | - | 2031-02-03 |",
@@ -345,6 +357,10 @@ def test_parameters_are_counted_in_the_files(folder: Path, tmp_path: Path) -> No
     next(sharded.glob("*.safetensors")).unlink()
     assert count_parameters(sharded) is None
     assert "parameters." not in render_card(sharded)
+    resnet = HfAxialResNetModel(HfAxialResNetConfig(image_size=8, stage_depths=(1,), stem_width=8))
+    for name, other in (("norms", resnet), ("loss", build("plain", "mask2former")[0])):
+        other.save_pretrained(tmp_path / name)
+        assert count_parameters(tmp_path / name) == other.num_parameters(), "without what is no parameter"
 
 
 def test_a_model_without_a_head_and_a_folder_without_a_model(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def train(tiny_config, colours):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_by_command_and_fine_tuned_without_a_flag(objective, command, tiny_checkpoint, colours, tmp_path):
-    output, flags = tmp_path / "pretrained", ("--steps", "2", "--evaluations", "1", "--batch-size", "8")
+def test_by_command_and_fine_tuned_without_a_flag(objective, command, tiny_checkpoint, colours, tmp_path, monkeypatch):
+    output, flags = tmp_path / "out/pretrained", ("--steps", "2", "--evaluations", "1", "--batch-size", "8")
     arguments = ("--model", tiny_checkpoint, "--data", colours, "--output", output, "--objective", objective)
     code, out, err = command("pretrain", *arguments, *flags)
     assert code == 0, err
@@ -84,10 +84,11 @@ def test_by_command_and_fine_tuned_without_a_flag(objective, command, tiny_check
         assert type(model) is HfViTForMaskedPatchPrediction
         assert model.config.image_mean == (0.4, 0.5, 0.6)
         assert model.config.predict_next_patch == model.config.is_causal == (objective == "next-patch")
-    code, out, err = command("finetune", "--model", output, "--data", colours, "--output", tmp_path / "tuned", *flags)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command("finetune", "--model", "out/pretrained", "--data", colours, "--output", "tuned", *flags)
     assert code == 0, err
     tuned = Facts.load(tmp_path / "tuned").filter_kind("training")[-1]
-    assert tuned.values["base_model"].endswith("pretrained")
+    assert tuned.values["base_model"] == "pretrained", "not a name of the Hub, which the card would link to"
 
 
 def test_fine_tuning_starts_from_the_pretrained_weights(train, tiny_config, colours, tmp_path):

@@ -177,7 +177,7 @@ class Entry:
         kind: "variant" of a paper, local "folder" or Hub "repository".
         name: the variant's name, the folder's path, or user/name.
         model_type: the architecture's name in config.json; "" if unknown.
-        parameters: number of stored values; for a variant with a head for 1,000 classes.
+        parameters: their number; for a variant with a head for 1,000 classes.
         forward_flops: FLOPs for one image of the configured size (a multiply-add counts 2); None for repositories and
             for architectures that hf_vit cannot count.
         scores: published or recorded results.
@@ -256,13 +256,14 @@ def _describe_folder(folder: Path) -> Entry:
     try:
         config = read_config(folder)
         facts = load_facts(folder, config)
+        parameters = count_parameters(folder)
     except (UserError, OSError) as error:
         return Entry("folder", str(folder), problem=to_one_line(error))
     return Entry(
         "folder",
         str(folder),
         to_one_line(config.model_type),
-        count_parameters(folder),
+        parameters,
         None,
         tuple(_list_record_scores(facts)),
     )

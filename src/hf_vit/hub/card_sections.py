@@ -176,8 +176,15 @@ def _make_origin_sections(facts: Facts) -> dict[str, Any]:
     """Return how the weights were trained and converted."""
     training, conversion = facts.find_latest("training"), facts.find_latest("conversion")
     base_model, recipe = (training.values.get(name) if training else None for name in ("base_model", "recipe"))
+    run_section = _make_run_section(training, skipped_keys=("recipe", "base_model", "parameters", "space", "page"))
+    trained_on = None
+    # A soup is not trained; its data chose or evaluated its ingredients.
+    if training and run_section and run_section["data"] and not (isinstance(recipe, dict) and recipe.get("soup")):
+        verb, only = "fine-tuned" if base_model else "trained", "" if "unlabelled" in training.values else " only"
+        trained_on = Markdown(f"{verb} on {run_section['data']}{only}")
     return {
-        "training": _make_run_section(training, skipped_keys=("recipe", "base_model", "parameters", "space", "page")),
+        "training": run_section,
+        "trained_on": trained_on,
         "base_model": format_code_span(base_model) if base_model else None,
         "recipe": _make_rows(_drop_inactive_settings(recipe)) if isinstance(recipe, dict) else [],
         "conversion": _make_run_section(conversion, skipped_keys=("parameters", "verification", "space", "page")),
@@ -271,7 +278,7 @@ def _make_evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
     per_class_rows: list[tuple[str, str]] = []
     if isinstance(per_class, dict) and len(per_class) <= _MAX_LISTED_CLASSES:
         per_class_rows = [(name, _format_percent(value)) for name, value in cast("dict[str, Any]", per_class).items()]
-    evaluations = facts.filter_kind("evaluation")
+    evaluations = [record for record in current_records if record.kind == "evaluation"]
     # A list of names are the plots of the standard evaluation; those of a protocol come with captions, as a dict.
     with_plots = [record for record in evaluations if isinstance(record.values.get("pictures"), list)]
     plots: Any = with_plots[-1].values["pictures"] if with_plots else ()
@@ -285,7 +292,7 @@ def _make_evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
         "pictures": [(Markdown(name), _PICTURES[name]) for name in drawn],
         "pictured": _describe_data(with_plots[-1]) if with_plots else None,
         "measurements": _make_headline_rows(current_records),
-        "measured_pictures": _list_plots(folder, [record for record in current_records if record.kind == "evaluation"]),
+        "measured_pictures": _list_plots(folder, evaluations),
         "analyses": _list_plots(folder, [record for record in current_records if record.kind == "analysis"]),
     }
 

@@ -40,6 +40,7 @@ from hf_vit.families import find_family
 from hf_vit.hub.card import write_card
 from hf_vit.hub.card_metadata import find_license, require_license
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints
+from hf_vit.loading.model import get_source_name
 from hf_vit.loading.start import choose_image_size, find_model
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.hub import check_repo_id
@@ -730,7 +731,8 @@ def collect_run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
     }
     if losses:
         values["training_loss"] = losses[-1]
-    values["base_model" if run.source.has_weights else "variant"] = run.source.name
+    # The base name alone of a local path, which the card would take for a model of the Hub.
+    values["base_model" if run.source.has_weights else "variant"] = get_source_name(run.source)
     if run.bf16:  # the test split is evaluated in the precision of the saved weights
         values["validation_precision"] = "bf16"
     license = find_license(run.source.name) if run.source.has_weights else None
