@@ -7,6 +7,7 @@ by depth), h x w patch grid or positions of a feature map.
 """
 
 import itertools
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -391,12 +392,17 @@ class FeatureAnalysis(Analysis):
     def compute_patch_px(self, pixel_values: torch.Tensor, last: torch.Tensor) -> tuple[int, int]:
         """Return (height, width) in pixels of the image area behind a position of the last map, such as a patch."""
         (height, width), (h, w) = pixel_values.shape[2:], last.shape[2:]
-        if height % h or width % w:
+        model = self.context.loaded.model
+        if find_model_type(model) in TOKEN_MODELS:
+            patch_px = TokenLayout(model).patch_px
+        else:  # the stride of a convolutional network is a power of two
+            patch_px = 2 ** round(math.log2(height / h)), 2 ** round(math.log2(width / w))
+        if (h * patch_px[0], w * patch_px[1]) != (height, width):
             raise UserError(
-                f"{self.name} needs images of whole patches, but {height}x{width} px do not divide into {h}x{w} "
-                "patches; set a multiple of the patch size in preprocessor_config.json"
+                f"{self.name} needs images of whole patches, but some of the {h}x{w} patches of {height}x{width} px "
+                "are incomplete; set a multiple of the patch size in preprocessor_config.json"
             )
-        return height // h, width // w
+        return patch_px
 
 
 def read_features(model: nn.Module, pixel_values: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
