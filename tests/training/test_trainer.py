@@ -100,14 +100,20 @@ def test_accumulated_step_equals_the_large_batch(soft, smoothing, is_binary, mak
         torch.testing.assert_close(after, expected, rtol=0, atol=3e-6)
 
 
-def test_an_accumulated_step_without_labels_is_the_large_batch(make_trainer, tiny_config):
-    """As above, of a model whose loss is a mean over patches: the last of a step's micro-batches is smaller."""
+@pytest.mark.parametrize("kind", ["patches", "multi_label_classification", "regression"])
+def test_an_accumulated_step_of_means_is_the_large_batch(kind, make_trainer, tiny_config):
+    """As above, of models whose loss is a mean over a micro-batch, the last of which is smaller: our own over patches,
+    transformers' own of several labels and of values."""
     masked = torch.zeros(4, dtype=torch.bool)
     masked[1:3] = True
     images = [{"pixel_values": image, "bool_masked_pos": masked} for image in Images().pixels]
     after = []
     for micro, accumulated in ((12, 1), (4, 3), (5, 3)):
         model = HfViTForMaskedPatchPrediction(tiny_config())
+        if kind != "patches":
+            images = Images(soft=True)
+            fields = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+            model = ViTForImageClassification(ViTConfig(**fields, num_labels=3, problem_type=kind))
         with torch.no_grad():
             for number, parameter in enumerate(model.parameters()):
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))

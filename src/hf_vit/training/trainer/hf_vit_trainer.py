@@ -140,8 +140,11 @@ class HfViTTrainer(Trainer):
                 f"train_sampling_strategy={strategy!r} does not work with HfViTTrainer, which has a seeded order "
                 "of its own; leave it out, or use transformers' Trainer"
             )
-        if self.compute_loss_func is None and _is_of_transformers(self.model) and self._takes_probabilities():
-            self.compute_loss_func = soft_cross_entropy
+        if self.compute_loss_func is None and _is_of_transformers(self.model):
+            if self._takes_probabilities():
+                self.compute_loss_func = soft_cross_entropy
+            else:  # transformers' other losses are means over a micro-batch, whatever number they are given
+                self.model_accepts_loss_kwargs = False
         uses_micro_batches = sharpness is not None and sharpness.micro_batches
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         check_sharding(plugin, getattr(self.model, "config", None), uses_micro_batches)
