@@ -99,7 +99,7 @@ FOLDERS = {
     "split without classes": (lambda root: write(folders(root, "train"), "test/x.png"),
                               "test' holds images such as 'x.png' but no class folders"),
     "split beside another": (lambda root: folders(root, "train", "spare"), "'train' beside 'spare', which is not"),
-    "an empty class": (lambda root: write(folders(root), "newt/"), "'.*newt' holds no images; add some, or remove"),
+    "an empty class": (lambda root: write(folders(root), "newt/"), "'.*newt' holds no images; add some, or move"),
     "one image *": (lambda root: folders(folders(root), newt=1), "class 'newt' has 1 image; to cut validation"),
     "one class *": (lambda root: folders(root, cat=9), r"have the class cat, but a classifier needs at least two"),
     "a class of test": (lambda root: make_folder(folders(root, "train") / "test", {"a": 4, "c": 4}).parent,
@@ -192,12 +192,10 @@ def test_files_whose_classes_differ(folder, tmp_path, streaming):
         make_table(folder, names=names).to_parquet(str(tmp_path / "d" / f"{name}.parquet"))
     said = r"'label' .* mean .*owl, dog, cat.* in test/test\.parquet, but .*cat, dog, owl.* in train/train\.parquet"
     refuses(tmp_path / "d", said, streaming=streaming)
-    if not streaming:
-        make_table(folder).to_parquet(str(tmp_path / "d" / "train.parquet"))
-        make_table(folder, label=lambda name: "yak").to_parquet(str(tmp_path / "d" / "test.parquet"))
-        refuses(
-            tmp_path / "d", r"image 0 of split test has the label 'yak', which is not among the 3 classes \(cat, dog"
-        )
+    make_table(folder).to_parquet(str(tmp_path / "d" / "train.parquet"))
+    make_table(folder, label=lambda name: "yak").to_parquet(str(tmp_path / "d" / "test.parquet"))
+    said = r"image( 0)? of split test has the label 'yak', which is not among the 3 classes \(cat, dog"
+    refuses(tmp_path / "d", said, streaming=streaming)
 
 
 @pytest.mark.parametrize("place", ["file", "class", "list"])

@@ -538,6 +538,20 @@ def test_labels_are_no_masks(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("empty", ["validation", "test"])
+def test_a_split_without_annotations_is_told_before_the_training(tmp_path: Path, empty: str) -> None:
+    """Such as published test splits, whose masks are 255 everywhere."""
+    for split in ("training", "validation", "test"):
+        for kind in ("images", "annotations"):
+            (tmp_path / "rooms" / kind / split).mkdir(parents=True)
+            pixels = np.full((32, 32), 255 if split == empty else 0, np.uint8)
+            pixels[: 16 if split != empty else 0] = 1
+            Image.fromarray(pixels).save(tmp_path / "rooms" / kind / split / "0.png")
+    with pytest.raises(UserError, match=f"^no {empty} image has pixels of any class.* move the split away"):
+        finetune(hf_vit.HfViTConfig(**TINY), str(tmp_path / "rooms"), tmp_path / "out", task="segmentation", steps=1)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_finished_model_of_another_task(tmp_path: Path) -> None:
     learn(tmp_path / "out", "segmentation", "linear", steps=1, evaluations=1)
     with pytest.raises(UserError, match="a model for another task"):

@@ -67,6 +67,19 @@ def test_lists_and_columns_of_zero_and_one_are_the_same_data(shapes):
             assert labels(lists, split)[image.digest] == told[image.name.rpartition("/")[2]]
 
 
+@pytest.mark.parametrize("hidden", [[], None])
+def test_a_test_split_without_labels_is_cut_from_the_training_images(shapes, hidden):
+    """Before a training, at whose end it could not be measured."""
+    for part, lines in (("train", slice(0, 120)), ("test", slice(120, None))):
+        rows = [json.loads(line) for line in (shapes / "metadata.jsonl").read_text().splitlines()[lines]]
+        rows = [row | {"label": hidden} for row in rows] if part == "test" else rows
+        (shapes / f"part-{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = load_data(str(shapes / "part-*.jsonl"), multi_label=True)
+    assert "split 'test' of 'part-*.jsonl' was left out, because it has no labels" in data.notes
+    assert sum(map(len, data.seen.values())) == 120
+    assert any(labels(data, "test").values())
+
+
 @pytest.mark.parametrize(("no", "said"), [("-1", "-1"), ("no", "'(no|1)'"), ("", "None")])
 def test_columns_of_anything_but_zero_and_one_are_refused(shapes, no, said):
     """Such as CelebA's, of -1 and 1; a cell without a value is no "no"."""

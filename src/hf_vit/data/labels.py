@@ -157,7 +157,7 @@ def list_classes(label: "int | Sequence[int]") -> list[int]:
 
 def is_unlabeled(raw_labels: Sequence[Any]) -> bool:
     """Return whether every label of a split is -1 or missing, as in published test splits."""
-    return all(label in (None, -1, "-1") for label in raw_labels)
+    return all(label in (None, -1, "-1") for label in flatten_labels(raw_labels))
 
 
 def summarize_names(names: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 # Shards of a streamed folder, and so the highest number of loader workers or processes that can read it together.
 _SHARDS = 16
 _KEPT_BYTES = 256 << 20
-_FIRST_LABELS = 16  # rows of a stream that tell whether it has labels
+_LABELS_AT_ONCE = 100
 
 
 def load_data(
@@ -446,32 +446,37 @@ def _set_readers(data: ImageData, streams: "dict[str, IterableDataset]", skip_ba
     return make_streams(data, readers)
 
 
-def _find_stream_classes(source: DataSource, raw: RawTables) -> LabelMap:
-    """Return the classes that the files name; else read those of the training split in a first pass."""
-    if raw.label_names is not None:
-        return LabelMap.from_names(raw.label_names)
-    if source.kind == "hub":
+def _find_stream_classes(source: DataSource, raw: RawTables) -> tuple[LabelMap, list[str]]:
+    """Return the classes that the files name, or else those that a first pass finds; and the splits without labels.
+
+    Raise UserError for multi-label data, and if the first pass finds a class that is not in the training split.
+    """
+    if raw.label_names is None and source.kind == "hub":
         raise UserError(f"'{source.name}' does not list its classes, so it cannot be streamed; leave --streaming out")
-    stream: Any = raw.splits.get("train") or next(iter(raw.splits.values()))
-    batches = stream.select_columns(raw.columns.label_columns).iter(1000)
-    values = [label for batch in batches for label in set(raw.columns.labels(batch))]
-    return _make_label_map(source.name, raw, values)
-
-
-def _read_first_labels(stream: "IterableDataset", columns: Columns) -> list[Any]:
-    """Return the raw labels of the first rows of a stream."""
-    batches: Any = stream.select_columns(columns.label_columns).iter(_FIRST_LABELS)
-    return columns.labels(next(batches, dict.fromkeys(columns.label_columns, ())))
+    labels: dict[str, list[Any]] = {}
+    for split, stream in raw.splits.items():
+        labels[split] = []
+        for batch in stream.select_columns(raw.columns.label_columns).iter(_LABELS_AT_ONCE):
+            values = raw.columns.labels(batch)
+            if is_multi_label(values):
+                _refuse_multi_label_stream(source.name)
+            labels[split] += set(values)
+            if raw.label_names is not None:  # the first rows tell whether there are labels
+                break
+    hidden = [split for split, values in labels.items() if split != "train" and values and is_unlabeled(values)]
+    if raw.label_names is not None:
+        return LabelMap.from_names(raw.label_names), hidden
+    classes = _make_label_map(source.name, raw, labels.get("train") or next(iter(labels.values())))
+    for split, values in labels.items():
+        for value in () if split in hidden else values:
+            classes.get_number(value, f"an image of split {split}")
+    return classes, hidden
 
 
 def _stream_files(source: DataSource, raw: RawTables, options: _Options) -> ImageData:
     """Return streams of parquet, webdataset or Hub files, whose images are scanned when they are read."""
-    first_labels = {split: _read_first_labels(stream, raw.columns) for split, stream in raw.splits.items()}
-    if any(map(is_multi_label, first_labels.values())):
-        _refuse_multi_label_stream(source.name)
-    hidden = [split for split, values in first_labels.items() if split != "train" and values and is_unlabeled(values)]
+    labels, hidden = _find_stream_classes(source, raw)
     raw_splits = {split: stream for split, stream in raw.splits.items() if split not in hidden} or raw.splits
-    labels = _find_stream_classes(source, raw)
     skip = options.skip_bad_images
     missing = tuple(list_missing_splits(list(raw_splits)))
     notes = [*source.notes, *raw.notes, *_note_hidden(source.name, hidden)]

@@ -316,7 +316,7 @@ def _group_by_class(
         )
     empty = sorted(set(names) - {parts[depth] for parts in images_of_classes})
     if empty:
-        raise UserError(f"class folder '{folder_name}/{empty[0]}' holds no images; add some, or remove the folder")
+        raise UserError(f"class folder '{folder_name}/{empty[0]}' holds no images; add some, or move the folder away")
     classes: dict[str, list[Path]] = {}
     labels = {name: normalize_name(name) or name for name in names}
     for parts in images_of_classes:

@@ -273,6 +273,13 @@ def open_start(job: Job, report: ReportLine, *, multi_label: bool = False, targe
         report(f"skipped {len(images.skipped)} unreadable images")
     for split in ("train", "validation", "test"):
         images.split(split)  # raises if it is missing
+        scans = () if images.target == "label" else images.seen[split]
+        if scans and not any(scan.annotation and scan.annotation.amounts for scan in scans):
+            annotations = "objects" if images.target == "objects" else "pixels of any class"
+            raise UserError(
+                f"no {split} image has {annotations}, so no model could be measured on this split; annotate some of "
+                f"them, or move the split away: {split} images are then cut from the training images"
+            )
     return Start(source, images, size)
 
 
