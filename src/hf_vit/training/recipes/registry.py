@@ -288,12 +288,16 @@ _DEIT_3: dict[str, Any] = dict(
 )
 _THREE_AUGMENT = dict(horizontal_flip=0.5, auto_augment="3a", color_jitter=0.3, cutmix_alpha=1.0)
 _SIMPLE_CROP = dict(random_crop=4, **_PX_224, **_THREE_AUGMENT)
+# apex's FusedLAMB clips at 1, by default. Gradients of a sum over ImageNet's classes are 1,000 times those of the mean.
+_SUM = dict(loss="bce", bce_threshold=0.0, clip=1000.0)
+_SUM_SOURCE = (
+    "targets above 0 become 1: its engine.py; clipped at 1,000, as the loss is a sum over the classes, there a mean"
+)
 _add_recipe(
     "deit3",
-    f"{_DEIT_3_SOURCE} for ViT-B: ImageNet at 192 px, which deit3-resolution takes to 224 px; targets above 0 become "
-    "1: its engine.py",
+    f"{_DEIT_3_SOURCE} for ViT-B: ImageNet at 192 px, which deit3-resolution takes to 224 px; {_SUM_SOURCE}",
     "DeiT III: ImageNet from scratch, 83.8% with a ViT-B/16 there",
-    _DEIT_3 | dict(learning_rate=3e-3, weight_decay=0.05, loss="bce", bce_threshold=0.0, drop_path=0.2),
+    _DEIT_3 | dict(learning_rate=3e-3, weight_decay=0.05, drop_path=0.2, **_SUM),
     dict(warmup=5 / 800, epochs=800, repeated_augmentation=3, image_size=(192, 192)),
     dict(mixup_alpha=0.8, **_CROP, **_THREE_AUGMENT),
 )
@@ -331,11 +335,10 @@ _VIT5: dict[str, Any] = dict(
 )
 _add_recipe(
     "vit5",
-    f"{_VIT5_SOURCE}; targets above 0 become 1: its engine.py; clipping: the default of apex's FusedLAMB; there all "
-    "layers have the drop path's rate",
+    f"{_VIT5_SOURCE}; {_SUM_SOURCE} (1: the default of apex's FusedLAMB); there all layers have the drop path's rate",
     "ViT-5: ImageNet from scratch",
-    _VIT5 | dict(optimizer="lamb", learning_rate=4e-3, weight_decay=0.05, clip=1.0, batch_size=2048),
-    dict(loss="bce", bce_threshold=0.0, warmup=5 / 800, epochs=800, repeated_augmentation=3),
+    _VIT5 | dict(optimizer="lamb", learning_rate=4e-3, weight_decay=0.05, batch_size=2048),
+    dict(warmup=5 / 800, epochs=800, repeated_augmentation=3, **_SUM),
     dict(mixup_alpha=0.8, **_THREE_AUGMENT),
 )
 _add_recipe(

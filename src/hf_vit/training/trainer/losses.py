@@ -41,8 +41,8 @@ class BinaryCrossEntropy:
     """Binary cross-entropy, summed over the classes, as `compute_loss_func` of an `HfViTTrainer`.
 
     The sum is that of arXiv 2106.10270's code; for LAMB, the optimizer of 2110.00476, its mean differs only by
-    clipping. In training, `HfViTTrainer` passes `targets`; in an evaluation, class indices get the plain cross-entropy.
-    Targets above `threshold` become 1 and all others 0 (2110.00476); None keeps them.
+    clipping and epsilon. In training, `HfViTTrainer` passes `targets`; in an evaluation, class indices get the plain
+    cross-entropy. Targets above `threshold` become 1 and all others 0 (2110.00476); None keeps them.
     """
 
     threshold: float | None = None
