@@ -63,7 +63,7 @@ def measure_input(
     """
     if seconds <= 0:
         raise UserError(f"--seconds {seconds} is too short to measure; give a larger number, such as --seconds 5")
-    one_step_recipe = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(steps=1)
+    one_step_recipe = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(steps=1, warmup=0)
     options = options or FinetuneOptions()
     report_line = report or (lambda line: None)
     with make_scratch_folder("input_speed") as scratch, quiet_transformers():
