@@ -344,11 +344,16 @@ def test_the_trainer_shares_one_commit(hub: Loopback, xet_client: Client, tmp_pa
     assert not [name for name in files if "checkpoint" in name or name.endswith((".bin", ".pt"))]
     assert (tmp_path / "trained" / "checkpoint-2").is_dir(), "it was there to be left out"
     card = xet_client.run("hub.jobs:read", repo_id=TRAINED, name="README.md")
-    for row in ("| Data | colours, split train, 6 images |", "| learning rate | 0.001 |", "| validation accuracy |"):
+    for row in ("| Data | colours, split train, 6 images |", "| learning rate | 0.001 |"):
         assert row in card
+    assert "| validation accuracy | 75.00% |" in card, "of the weights that were loaded at the end"
     assert xet_client.run("hub.jobs:logits", repo_id=TRAINED) == done["logits"]
     # One commit after the Hub's own first one, and no request before the end but questions.
     assert len([entry for entry in hub.log() if entry["method"] == "POST" and "/commit/" in entry["path"]]) == 1
+    train(xet_client, tmp_path / "named", hub_model_id="alice/named", named="by the dataset")
+    card = xet_client.run("hub.jobs:read", repo_id="alice/named", name="README.md")
+    assert "| Data | colours, split train, 6 images |" in card
+    assert "Fingerprint" not in card, "the data set's own is not a hash of its images"
 
 
 def test_trouble_is_told_before_the_training(hub: Loopback, xet_client: Client, tmp_path: Path) -> None:

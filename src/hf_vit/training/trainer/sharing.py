@@ -66,8 +66,10 @@ def check_trainer(trainer: Any, token: str | None, private: bool | None) -> str:
 
 
 def _get_last(trainer: Any, key: str) -> float | None:
-    """Return the last value that the trainer logged under a key."""
-    return next((entry[key] for entry in reversed(trainer.state.log_history) if key in entry), None)
+    """Return the last value that the trainer logged under a key; of an evaluation that of the weights it loaded."""
+    step = trainer.state.best_global_step if trainer.args.load_best_model_at_end and key.startswith("eval_") else None
+    entries = (entry for entry in reversed(trainer.state.log_history) if step in (None, entry.get("step")))
+    return next((entry[key] for entry in entries if key in entry), None)
 
 
 def _collect_values(trainer: Any) -> dict[str, Any]:
@@ -129,8 +131,7 @@ def _name_data(dataset: Any) -> DataFact | None:
         return None
     split = getattr(dataset, "split", None)
     size = len(dataset) if hasattr(dataset, "__len__") else None
-    fingerprint = getattr(dataset, "_fingerprint", None)
-    return DataFact(name=str(name), fingerprint=fingerprint, split=None if split is None else str(split), size=size)
+    return DataFact(name=str(name), split=None if split is None else str(split), size=size)
 
 
 def _get_base_model(trainer: Any) -> str | None:
