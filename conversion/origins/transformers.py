@@ -386,7 +386,7 @@ def _select_dinov3_names(shapes: Shapes) -> KeyNames:
 def _configure_dinov3(network: Network) -> Fields:
     """Return the fields of DINOv3's config."""
     dims, parts = network.dims, network.parts
-    if ("query_bias" in parts) != ("value_bias" in parts) or {"key_bias"} <= parts - {"query_bias"}:
+    if ("query_bias" in parts) != ("value_bias" in parts) or ("key_bias" in parts and "query_bias" not in parts):
         biases = ", ".join(name for name in ("query", "key", "value") if f"{name}_bias" in parts)
         raise UserError(
             f"the attention has biases for {biases} only, but hf_vit supports them for query and value, or "
@@ -394,8 +394,6 @@ def _configure_dinov3(network: Network) -> Fields:
         )
     return network.sizes() | {
         "mlp_type": "dense" if "dense" in parts else "swiglu",
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-5,
         "qkv_bias": "query_bias" in parts,
         "key_bias": "key_bias" in parts,
         "projection_bias": "projection_bias" in parts,
@@ -424,10 +422,9 @@ def _read_dinov3_config(companions: Companions, shapes: Shapes) -> Declared:
         "rotary_jitter": values.pos_embed_jitter,
         "rotary_rescale": values.pos_embed_rescale,
     }
-    activation = fields.pop("hidden_act") if values.use_gated_mlp else "silu"
-    if activation != "silu":
+    if values.use_gated_mlp and fields["hidden_act"] != "silu":
         raise UserError(
-            f"config.json has hidden_act={activation!r:.80} in a gated MLP, but hf_vit only supports silu "
+            f"config.json has hidden_act={fields['hidden_act']!r:.80} in a gated MLP, but hf_vit only supports silu "
             "there; use the model with transformers"
         )
     return replace(declared, fields=fields)
