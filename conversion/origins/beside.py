@@ -265,7 +265,8 @@ def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declare
         )
     config = _select_tower_config(config_file) if file_type in IMAGE_TOWERS else config_file
     model_type = IMAGE_TOWERS.get(file_type, file_type)
-    validated = validate_values(TransformersConfig, DEFAULTS[model_type] | dict(config), "config.json")
+    head = {"problem_type": config_file.get("problem_type") or config.get("problem_type")}  # the tower has no head
+    validated = validate_values(TransformersConfig, DEFAULTS[model_type] | dict(config) | head, "config.json")
     values = validated.model_dump(exclude_none=True)
     fields = {hf_vit_name: values[name] for name, hf_vit_name in FIELD_NAMES.items() if name in values}
     if "patch_size" in values:

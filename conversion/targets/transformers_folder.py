@@ -24,7 +24,7 @@ VIT_TYPE = "hf_vit"
 _HEADS = (*HEADS, "visual_projection.")  # keys outside of the bare model
 _COPIED = (
     *("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act", "layer_norm_eps"),
-    *("initializer_range", "problem_type"),
+    "initializer_range",
 )
 _DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "qkv_bias")
 _ANY_CONSTANTS = {**SIZES, **dict.fromkeys(("hidden_act", "layer_norm_eps"), ANY)}
@@ -270,6 +270,7 @@ class TransformersFolder(Target):
         fields |= find_kind(hf_vit_config).fields(hf_vit_config)
         has_two_towers = "vision_config" in model_class.config_class.sub_configs  # as SigLIP's classifier has
         config = model_class.config_class(**({"vision_config": fields} if has_two_towers else fields))
+        config.problem_type = hf_vit_config.problem_type
         if outgoing.has_head:
             config.id2label = dict(hf_vit_config.id2label)
             label2id = {label: index for index, label in hf_vit_config.id2label.items()}

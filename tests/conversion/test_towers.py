@@ -340,6 +340,19 @@ def test_heads_are_replaced(name: str, tmp_path: Path):
     assert replaced == ["classifier.bias", "classifier.weight"]
 
 
+@pytest.mark.parametrize("name", ["Siglip", "CLIP"])
+def test_what_the_outputs_of_a_two_tower_classifier_mean(name: str, tmp_path: Path):
+    """Its config says so beside the image tower's, in transformers and in what goes back to it."""
+    model = of_transformers(f"{name}ForImageClassification")
+    model.config.problem_type = "multi_label_classification"
+    model.save_pretrained(tmp_path / "saved")
+    assert hf_vit.from_hub(tmp_path / "saved").config.problem_type == "multi_label_classification"
+    if name == "Siglip":
+        conversion.export(tmp_path / "saved", tmp_path / "exported", "transformers")
+        config = transformers.AutoConfig.from_pretrained(tmp_path / "exported")
+        assert config.problem_type == "multi_label_classification"
+
+
 @torch.no_grad()
 def test_a_fine_tuned_dinov2_goes_out_as_its_classifier(tmp_path: Path):
     """Whose head reads the mean of the patches too: with weights of zero there."""
