@@ -320,7 +320,8 @@ def declare(config_file: TimmConfig, config: Mapping[str, Any], fields: Mapping[
     arguments = config_file.model_args or {}
     pixels = from_timm(pretrained, arguments)
     size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
-    labels = config_file.label_names or pretrained.get("label_names")  # the top level takes precedence
+    # The top level takes precedence; files without a pretrained_cfg may have the older name.
+    labels = config_file.label_names or pretrained.get("label_names") or pretrained.get("labels")
     fields = {**fields, **({} if config_file.problem_type is None else {"problem_type": config_file.problem_type})}
     return Declared(fields, read_size(arguments.get("img_size") or size), read_class_names(labels), pixels)
 

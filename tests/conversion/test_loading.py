@@ -173,6 +173,7 @@ AS_TIMM_READS: dict[str, dict[str, Any]] = {
     "names at both levels": {"label_names": list("abcde"), "pretrained_cfg": {"label_names": list("ABCDE")}},
     "names below": {"pretrained_cfg": {"label_names": list("ABCDE")}},
     "one name twice": {"label_names": list("abade")},
+    "form of old files": {"pretrained_cfg": None, "input_size": [3, 224, 224], "labels": list("abcde")},
     "no interpolation": {"pretrained_cfg": {"interpolation": None}},
     "one size alone": {"pretrained_cfg": {"input_size": [3, 224, 224], "fixed_input_size": True}},
     "other sizes": {"pretrained_cfg": {"input_size": [3, 224, 224], "fixed_input_size": False}},
@@ -191,7 +192,7 @@ def test_a_config_is_read_as_timm_reads_it(build: Any, case: str, tmp_path: Path
     config = json.loads((folder / "config.json").read_text())
     for name, value in changes.items():
         config[name] = config[name] | value if isinstance(value, dict) else value
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value}))
     theirs = load_model_config_from_path(folder)[0]
     data = resolve_data_config(pretrained_cfg=theirs)
     ours, processor = hf_vit.from_hub(folder), hf_vit.image_processor_from_hub(folder)
