@@ -85,13 +85,15 @@ def test_loss_is_computed_in_float32_at_least(family: Family):
     assert model(family.images(model.config).bfloat16(), labels=torch.tensor([0, 1])).loss.dtype == torch.float32
 
 
-def test_distillation_averages_both_heads():
+def test_distillation_averages_both_heads(tmp_path: Path):
     model = FAMILIES["plain"].build("classification", "distillation", dtype=torch.float64)
     images = FAMILIES["plain"].images(model.config, batch=4, dtype=torch.float64)
     outputs = model(images, labels=HARD)
     torch.testing.assert_close(outputs.logits, (outputs.cls_logits + outputs.distillation_logits) / 2)
     assert (outputs.cls_logits - outputs.distillation_logits).abs().max() > 0.1
     torch.testing.assert_close(outputs.loss, by_hand(outputs.logits, HARD, None).mean(), rtol=0, atol=1e-12)
+    trainer = trainer_of(model, images, HARD, tmp_path)
+    assert trainer.predict(trainer.eval_dataset).predictions.shape == outputs.logits.shape
 
 
 PLAIN = FAMILIES["plain"]

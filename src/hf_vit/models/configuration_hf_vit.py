@@ -418,6 +418,9 @@ class HfViTBaseConfig(HfBaseConfig):
     image_mean: float | int | tuple[float, ...] | list[float] = 0.5
     image_std: float | int | tuple[float, ...] | list[float] = 0.5
 
+    # Outputs that transformers' Trainer leaves out of predictions, so that these are the logits alone.
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cls_logits", "distillation_logits"]
+
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
         """Return how tensor parallelism splits the dense layers of the blocks, as transformers' plan.
