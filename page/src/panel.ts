@@ -352,6 +352,7 @@ export class Panel {
       pick(Number(input.value));
       output.textContent = words(Number(input.value));
       input.setAttribute("aria-valuetext", words(Number(input.value)));
+      if (!this.#whole) this.hide(true); // painting left other layers out
       this.#drawMap();
     });
     this.#sliders.append(element("label", {}, element("span", {}, title), input, output));

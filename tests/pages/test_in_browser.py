@@ -241,6 +241,10 @@ def test_patches_are_painted_away_live(hostile: str, window: Browser):
         np.testing.assert_allclose(hidden, expected, atol=1e-5)
         assert not np.array_equal(result["outputs"]["logits"], before[model]["outputs"]["logits"])
     assert "1 patch is hidden" in window("evaluate", script="document.querySelector('.stage').ariaLabel")
+    window("press", selector=".sliders label:nth-child(1) input", key="Home")  # a layer that was not computed again
+    (whole,) = window.results()
+    np.testing.assert_array_equal(whole["pixels"], after[whole["model"]]["pixels"])
+    assert whole["outputs"].keys() == before[whole["model"]]["outputs"].keys()
     window("click", selector="#restore")
     for result in window.results(2):
         np.testing.assert_array_equal(result["pixels"], before[result["model"]]["pixels"])
