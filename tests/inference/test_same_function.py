@@ -9,6 +9,8 @@ import torch
 from inference.conftest import assert_same, build, optimize
 from models.families import FAMILIES, OTHERS, Family, pad
 
+from hf_vit.inference import packing
+from hf_vit.inference.layers import Dense
 from hf_vit.inference.packing import PackedConv2d, PackedDense
 from hf_vit.models.modeling_hf_vit import HfViTPooler
 
@@ -123,3 +125,17 @@ def test_bfloat16_is_as_near_to_float64_as_the_plain_model(
     assert given.dtype == torch.bfloat16
     errors = [(each.double() - exact).abs().mean() for each in (plain, given)]
     assert errors[1] <= 1.5 * errors[0] + 1e-3
+
+
+@pytest.mark.parametrize("kind", [PackedDense, Dense])
+@torch.no_grad()
+def test_residuals_stay_in_float32_under_autocast(kind: type, monkeypatch):
+    """In a lower dtype the error of deep models doubled, and float16 may overflow."""
+    if kind is Dense:
+        monkeypatch.setattr(packing, "_REORDER", None)
+    model, fast = both(FAMILIES["plain"])
+    assert isinstance(fast.vit.layers[0].mlp.fc2, kind)
+    images = FAMILIES["plain"].images(model.config)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain, given = (each(images, output_hidden_states=True).hidden_states for each in (model, fast))
+    assert [state.dtype for state in given] == [state.dtype for state in plain]

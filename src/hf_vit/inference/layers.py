@@ -98,7 +98,8 @@ class Dense(Merged):
         outputs = F.linear(inputs.to(self.merged_weight.dtype), self.merged_weight, self.merged_bias)
         if self.approximate is not None:
             outputs = F.gelu(outputs, approximate=self.approximate)
-        return (outputs if residual is None else outputs + residual).to(inputs.dtype)
+        # Under autocast inputs have a lower dtype than the residual, which must keep its own.
+        return outputs.to(inputs.dtype) if residual is None else (outputs + residual).to(residual.dtype)
 
 
 def scale_and_shift(norm: Any) -> tuple[torch.Tensor, torch.Tensor]:

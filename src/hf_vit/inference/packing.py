@@ -140,7 +140,7 @@ class PackedDense(Merged):
             outputs = _LINEAR(inputs_, weight, bias, "none", [], "")
             if self.approximate is not None:
                 outputs = _GELU_IN_PLACE(outputs, approximate=self.approximate)
-        return outputs.to(inputs.dtype)
+        return outputs.to((inputs if residual is None else residual).dtype)
 
 
 @final
