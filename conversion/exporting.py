@@ -113,6 +113,8 @@ def export(
                 "the model has weights that are NaN or infinite, so it cannot be exported; use a checkpoint from "
                 "before the training diverged"
             )
+        if type(loaded).__name__.endswith("ForImageClassification") and not has_head(loaded):
+            loaded = getattr(loaded, loaded.base_model_prefix)  # with num_labels=0 the rest returns its pooled output
         target.refuse_inexpressible(loaded)
         arrays = target.make_arrays(loaded)
         if mode is not None:

@@ -136,6 +136,16 @@ def test_way_there_and_back(target: str, kind: str, fields: dict[str, Any], tmp_
         same_logits_in_the_other_library(ours, target, tmp_path / "exported", "id2label" in fields)
 
 
+@pytest.mark.parametrize("target", ["transformers", "timm", "vit_jax"])
+def test_a_classifier_without_labels_goes_as_its_encoder(target: str, tmp_path: Path):
+    source = make("HfViTForImageClassification", tmp_path / "source", num_labels=0, hidden_act="gelu_pytorch_tanh")
+    export(source, tmp_path / "exported", target)
+    file = tmp_path / "exported" / "model.npz" if target == "vit_jax" else tmp_path / "exported"
+    back = load(conversion.convert(file, tmp_path / "back").output, "HfViTModel").state_dict()
+    ours = load(source, "HfViTForImageClassification").vit.state_dict()
+    assert all(torch.equal(value, back[name]) for name, value in ours.items())
+
+
 def test_transformers_says_nothing_of_defaults_of_its_text_tower(tmp_path: Path):
     """Of SigLIP's, which a tower of images does not have."""
     source = make("HfViTForImageClassification", tmp_path / "source", pooling="gap")
