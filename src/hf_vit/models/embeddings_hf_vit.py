@@ -40,9 +40,15 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
     With an offset, the scale is (h' + offset) / h, as in DINOv2's code. A mode with "_square" resamples to the square
     of the longer side and takes its top left part.
     """
+    (h, w), (new_h, new_w) = table.shape[:2], new_grid
     if mode.endswith("_square"):
-        side: Any = torch.sym_max(*new_grid)
-        return resample_grid(table, (side, side), mode.removesuffix("_square"), offset)[: new_grid[0], : new_grid[1]]
+        side: Any = torch.sym_max(new_h, new_w)
+        square = resample_grid(table, (side, side), mode.removesuffix("_square"), offset)[:new_h, :new_w]
+        if h == w or not is_graph():
+            return square
+        rows = torch.arange(new_h, device=table.device).clamp(max=h - 1)
+        columns = torch.arange(new_w, device=table.device).clamp(max=w - 1)
+        return torch.where(_is_same_size(new_grid, (h, w)).to(table.device), table[rows][:, columns], square)
     wide = table if table.dtype == torch.float64 else table.float()
     planes = wide.permute(2, 0, 1)[None]
     antialias = mode == "bicubic_antialias"
@@ -55,8 +61,7 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
             "of any size; trace it for one size, or leave the offset out"
         )
     elif offset:  # a graph would keep the scale of the traced size
-        (h, w), (new_h, new_w) = table.shape[:2], new_grid
-        is_same = (torch.full((), new_h) == h) & (torch.full((), new_w) == w)  # then the table stays unchanged
+        is_same = _is_same_size(new_grid, (h, w))  # then the table stays unchanged
         same_rows = (torch.arange(new_h)[:, None] == torch.arange(h)).double()
         same_columns = (torch.arange(new_w)[:, None] == torch.arange(w)).double()
         down = torch.where(is_same, same_rows, _compute_bicubic_weights(h, new_h, offset)).to(wide)
@@ -69,6 +74,11 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
     else:
         stretched = F.interpolate(planes, size=new_grid, mode="bilinear", align_corners=True)
     return stretched[0].permute(1, 2, 0).to(table.dtype)
+
+
+def _is_same_size(grid: Grid, other: Grid) -> torch.Tensor:
+    """Return whether two grids are equal, as a tensor, as a graph may hold their sides as symbols."""
+    return (torch.full((), grid[0]) == other[0]) & (torch.full((), grid[1]) == other[1])
 
 
 def _compute_bicubic_weights(old: int, new: Any, offset: float) -> torch.Tensor:
