@@ -157,7 +157,8 @@ class OpenVinoGraph(_GraphTarget):
         with diagnose_write_failure(file):
             openvino.save_model(graph, outgoing.folder / OPENVINO.file, compress_to_fp16=False)
         del graph  # it keeps the file open
-        file.unlink()
+        for part in ONNXRUNTIME.parts(file):
+            part.unlink()
 
 
 @final

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ import torch
 from models.families import FAMILIES
 from onnxscript import ir
 from PIL import Image
+from torch.onnx import ONNXProgram
 
 from hf_vit.conversion import export
 from hf_vit.conversion.targets.graphs import certificate as certificates
@@ -193,9 +195,14 @@ def test_without_vnni_sums_of_two_products_fit_into_16_bits(
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "static"])
-def test_int8_of_onnxruntime_is_fitted_to_tokens_and_images(mode: Any, places: dict[str, Path], tmp_path: Path):
+def test_int8_of_onnxruntime_is_fitted_to_tokens_and_images(
+    mode: Any, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """No image changes another's answer; on what a layer reads, its weights err less than the nearest ones would."""
+    has_second_file = mode == "static"  # as a graph with more than 2 GB of weights
+    monkeypatch.setattr(ONNXProgram, "save", partialmethod(ONNXProgram.save, external_data=has_second_file))
     export(places["model"], tmp_path / "out", "onnx", static=True, quantize=mode, calibrate=str(places["data"]))
+    assert (tmp_path / "out/model.onnx.data").exists() == has_second_file
     graph, model = load_model(tmp_path / "out").model, load_model(places["model"], "cpu").model
     given = torch.from_numpy(np.stack([pixels(colour, number) for colour in range(3) for number in range(40)]))
     images = given.permute(0, 3, 1, 2) / 127.5 - 1

@@ -204,8 +204,11 @@ class OnnxRuntime(Runtime):
 
         from hf_vit.conversion.targets.graphs import dense_int8
 
+        # As in `file`, more than 2 GB of weights are in a second file.
+        save = partial(ir.save, path=to, external_data=f"{to.name}.data" if len(self.parts(file)) > 1 else None)
+
         def run_images(model: Any) -> Iterator[Outputs]:
-            ir.save(model, to)
+            save(model)
             return map(self.open(to).run, images)
 
         model = ir.load(file)
@@ -213,7 +216,7 @@ class OnnxRuntime(Runtime):
         dense_int8.smooth_norms(model, layers, records)
         levels = 64 if sums_int8_in_16_bits() else 127  # 2 * 255 * 64 fits into 16 bits
         dense_int8.quantize_layers(model, layers, records, mode == "dynamic", levels)
-        ir.save(model, to)
+        save(model)
 
 
 def _run_onnx(session: Any, images: torch.Tensor, names: Sequence[str] | None = None) -> Outputs:
