@@ -304,9 +304,9 @@ def from_hub(
     return model_source.load(dtype)
 
 
-def image_processor_from_hub(source: str | Path, *, revision: str | None = None) -> Any:
-    """Return the `ViTImageProcessor` for the pixels that a source was trained on; see `from_hub`."""
+def image_processor_from_hub(source: str | Path, *, revision: str | None = None, **options: Unpack[PlanOptions]) -> Any:
+    """Return the `ViTImageProcessor` for the model that `from_hub` loads with the same options."""
     model_source = find_source(source, revision=revision)
     if model_source.model_class is None:
-        return build_processor(_plan_checkpoint(model_source.checkpoint, PlanSettings()))
+        return build_processor(_plan_checkpoint(model_source.checkpoint, PlanSettings(**options)))
     return model_source.processor()

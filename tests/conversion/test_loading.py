@@ -39,6 +39,7 @@ def test_options_of_a_conversion(tmp_path: Path):
     assert loaded.config.id2label == {0: "cat", 1: "dog"}
     assert (loaded.config.grid, loaded.dtype) == ((4, 5), torch.bfloat16)
     assert not loaded.classifier.weight.any()
+    assert hf_vit.image_processor_from_hub(tmp_path, resize_to=(16, 20)).size == {"height": 16, "width": 20}
 
 
 def test_what_is_assumed_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
