@@ -12,7 +12,7 @@ import torch
 from comparison.test_compare import contents
 from evaluation.tiny import make_images
 from models.families import FAMILIES, randomise
-from transformers import Dinov2Config, Dinov2Model
+from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
 
 import hf_vit.analysis.api as api
 from hf_vit import families
@@ -80,12 +80,22 @@ def test_resnets_are_looked_at_where_it_makes_sense(name, with_processor):
         analyze(with_processor(model), make_images(4), only=["attention_rollout"])
 
 
-def test_what_makes_no_whole_patch_is_left_out(with_processor):
-    """Images of 18 px are those of 16 px that the patches are cut from, in every array."""
+def build_ours(side):
     choice = {"choice": "registers", "mlp_type": "swiglu", "norm_before_layers": True}
-    large, small = (FAMILIES["plain"].build("classification", **choice, image_size=side) for side in (18, 16))
-    images = make_images(4, side=18)
-    cut = [image.crop((0, 0, 16, 16)) for image in images]
+    return FAMILIES["plain"].build("classification", **choice, image_size=side)
+
+
+def build_theirs(side):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    return randomise(ViTForImageClassification(ViTConfig(**sizes, image_size=side, patch_size=8)), 0).eval()
+
+
+@pytest.mark.parametrize(("build", "side", "whole"), [(build_ours, 18, 16), (build_theirs, 30, 24)])
+def test_what_makes_no_whole_patch_is_left_out(build, side, whole, with_processor):
+    """Images are those that the whole patches are cut from, in every array; 30 px are not three patches of 10 px."""
+    large, small = build(side), build(whole)
+    images = make_images(4, side=side)
+    cut = [image.crop((0, 0, whole, whole)) for image in images]
     settings = AnalysisSettings(num_images=4, num_pictures=2, cka_batch_size=4)
     only = [name for name in ANALYSES if name not in ("cka", "cka_between", "shape_bias")]
     given, wanted = (

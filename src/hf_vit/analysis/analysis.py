@@ -169,7 +169,12 @@ class Analysis(ABC):
                     "px, but averages need one size; set do_resize in preprocessor_config.json"
                 )
             shape = pixel_values.shape[1:]
-            yield crop_to_patches(self.context.loaded.model, pixel_values)
+            model = self.context.loaded.model
+            if find_model_type(model) in PREFIX_TOKENS:  # these ignore the rest, too
+                layout = TokenLayout(model)
+                height, width = (n * px for n, px in zip(layout.grid(pixel_values), layout.patch_px, strict=True))
+                pixel_values = pixel_values[:, :, :height, :width]
+            yield crop_to_patches(model, pixel_values)
 
 
 OURS = tuple(family.model_type for family in FAMILIES.values() if family.has_tokens)
