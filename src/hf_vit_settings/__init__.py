@@ -307,7 +307,7 @@ class Recipe:
     def override(self, **values: Any) -> "Recipe":
         """Return a copy of the recipe with other values; None changes nothing.
 
-        (0, 0) switches random_resized_crop and scale_jitter off, and "none" switches auto_augment off. A random crop
+        (0, 0) switches an augmentation with two values off, 0 random_crop and "none" auto_augment. A random crop
         replaces the recipe's random crop of another kind.
 
         Args:
@@ -326,12 +326,11 @@ class Recipe:
         changes = {name: value for name, value in new_values.items() if name not in AUGMENTATION_FIELDS}
         if "epochs" in changes or "steps" in changes:  # one replaces the recipe's other
             changes = {"epochs": None, "steps": None, **changes}
-        augmentation = {name: value for name, value in new_values.items() if name in AUGMENTATION_FIELDS}
-        for name in ("random_resized_crop", "scale_jitter"):
-            if augmentation.get(name) == (0, 0):
-                augmentation[name] = None
-        if augmentation.get("auto_augment") == "none":
-            augmentation["auto_augment"] = None
+        augmentation = {
+            name: None if value == _OFF.get(name) else value
+            for name, value in new_values.items()
+            if name in AUGMENTATION_FIELDS
+        }
         if any(augmentation.get(crop) is not None for crop in _CROPS):
             augmentation = {**dict.fromkeys(_CROPS), **augmentation}
         if augmentation:
@@ -583,6 +582,8 @@ class ContrastiveOptions:
 
 
 _CROPS = ("random_resized_crop", "random_crop", "scale_jitter")
+_OFF: dict[str, Any] = {name: (0, 0) for name in ("random_resized_crop", "scale_jitter", "randaugment")}
+_OFF |= {"random_crop": 0, "auto_augment": "none"}
 
 
 def _list_fields(settings: Any) -> Mapping[str, Field[Any]]:

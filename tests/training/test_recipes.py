@@ -46,6 +46,8 @@ def test_override_changes_only_what_is_given():
     assert uncropped == AugmentationConfig(horizontal_flip=0.5)
     padded = find_recipe("deit").override(random_crop=4, auto_augment="none").augmentation
     assert (padded.random_crop, padded.random_resized_crop, padded.auto_augment) == (4, None, None)
+    off = find_recipe("noisy-student").override(random_crop=0, randaugment=(0, 0)).augmentation
+    assert (off.random_crop, off.randaugment, off.random_resized_crop) == (None, None, (0.5, 1.0))
     resized = find_recipe("deit3-i21k").override(random_resized_crop=(0.5, 1.0)).augmentation
     assert (resized.random_crop, resized.random_resized_crop) == (None, (0.5, 1.0))
 
