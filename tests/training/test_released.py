@@ -243,7 +243,7 @@ def binary_by_hand(logits, targets):
 
 
 @pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize(("threshold", "smoothing"), [(None, 0.0), (None, 0.3), (0.2, 0.1)])
+@pytest.mark.parametrize(("threshold", "smoothing"), [(None, 0.0), (None, 0.3), (0.2, 0.1), (0.0, 0.1)])
 def test_binary_loss_is_the_hand_computed_one(soft, threshold, smoothing, make_trainer):
     trainer = make_trainer(
         dataset=Images(soft=soft),
@@ -254,7 +254,7 @@ def test_binary_loss_is_the_hand_computed_one(soft, threshold, smoothing, make_t
     labels = data.labels if soft else F.one_hot(data.labels, 3).float()
     targets = labels * (1 - smoothing) + smoothing / 3
     if threshold is not None:
-        targets = (targets > threshold).float()
+        targets = ((targets > threshold) & (labels > 0)).float()
     model = trainer.model.train()
     inputs = {"pixel_values": data.pixels, "labels": data.labels}
     loss = trainer.compute_loss(model, dict(inputs), num_items_in_batch=data.labels.numel())

@@ -50,7 +50,10 @@ class BinaryCrossEntropy:
     def targets(self, labels: torch.Tensor, num_labels: int, smoothing: float = 0.0) -> torch.Tensor:
         """Convert class indices [B] or probabilities [B, K] to a target for every class, [B, K]."""
         targets = smooth_labels(labels, num_labels, smoothing)
-        return targets if self.threshold is None else (targets > self.threshold).float()
+        if self.threshold is None:
+            return targets
+        is_label = smooth_labels(labels, num_labels, 0.0) > 0  # smoothing may lift all classes above the threshold
+        return ((targets > self.threshold) & is_label).float()
 
     def __call__(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
