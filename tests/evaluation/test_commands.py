@@ -228,6 +228,11 @@ def test_predict_takes_class_folders_and_idx_files_as_the_images_in_them(command
     assert caplog.text.count("the 5 in the folders below it are used") == 1
     assert set(answers["folders"]) == set("01234")
     assert all(answer == answers["folders"] for answer in answers.values())
+    assert "ignored the folders" not in caplog.text
+    Image.fromarray(pixels[0]).save(tmp_path / "folders" / "5.png")
+    _, out, _ = command("predict", model, tmp_path / "folders", "--json", "--device", "cpu")
+    assert [Path(row["image"]).name for row in json.loads(out)] == ["5.png"]
+    assert "ignored the folders in 'folders', such as '0', as it has images itself" in caplog.text
 
 
 def test_photographs_are_prepared_a_few_at_a_time(save_classifier, tmp_path, monkeypatch):

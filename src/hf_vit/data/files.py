@@ -84,12 +84,16 @@ def refuse_text(path: str) -> None:
 
 
 def list_images(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the images directly in a folder, and a list with a note on its other files, empty if there are none."""
-    names = [parts[-1] for parts in walk(folder, depth=1)[0]]
+    """Return the images directly in a folder, and notes on its other files and its folders, empty if there are none."""
+    files, folders = walk(folder, depth=1)
+    names = [parts[-1] for parts in files]
     images = [folder / name for name in names if is_image(name)]
     # "." has no name before it is resolved; a URL cannot be resolved.
     folder_name = folder.name if is_store_url(folder) else folder.resolve().name
-    return images, note_ignored_files([name for name in names if not is_image(name)], folder_name)
+    notes = note_ignored_files([name for name in names if not is_image(name)], folder_name)
+    if folders:
+        notes.append(f"ignored the folders in '{folder_name}', such as '{folders[0][-1]}', as it has images itself")
+    return images, notes
 
 
 def note_ignored_files(names: Sequence[str], folder: str) -> list[str]:
