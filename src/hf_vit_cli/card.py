@@ -26,7 +26,7 @@ def card(
 ) -> None:
     """Write a model's card, MODEL/README.md, from its recorded facts."""
     from hf_vit.errors import UserError
-    from hf_vit.hub.card import record_power, record_space, write_card
+    from hf_vit.hub.card import is_rendered, record_power, record_space, write_card
     from hf_vit.repositories.hub import check_repo_id
 
     if repo is not None:
@@ -35,6 +35,10 @@ def card(
         raise UserError(
             f"the folder {model} does not exist; give the folder of a saved model, such as the --output of "
             "hf-vit finetune"
+        )
+    if (model / "README.md").exists() and not is_rendered(model):
+        raise UserError(
+            f"README.md of {model} was not written by hf-vit, and its text would be lost; move it away first"
         )
     if space is not None:
         record_space(model, space)

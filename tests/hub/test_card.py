@@ -322,6 +322,9 @@ def test_name_license_and_words_of_others_are_kept(told: Path) -> None:
         assert refresh_card(told) is None
         assert (told / "README.md").read_text() == words
     assert metadata(render_card(told))["license"] == "mit"
+    (told / "scratch").mkdir()
+    with pytest.raises(UserError, match=r"states the license mit, but --license cc-by-4\.0 was given; correct"):
+        collect(told, "me/mine", scratch=told / "scratch", license="cc-by-4.0")
 
 
 def test_of_two_at_once_the_card_of_the_latest_facts_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +383,11 @@ def test_the_command_writes_the_card(told: Path, command: Command, fails: Callab
     code, out, _ = command("card", told, "--repo", "me/mine", "--license", "mit")
     assert (code, str(told / "README.md") in out) == (0, True)
     assert (told / "README.md").read_text() == render_card(told, repo_id="me/mine", license="mit")
+    card = (told / "README.md").read_text()
+    (told / "README.md").write_text("my words")
+    assert "was not written by hf-vit, and its text would be lost" in fails(("card", told))
+    assert (told / "README.md").read_text() == "my words"
+    (told / "README.md").write_text(card)
     (told / "facts.json").write_text("[{]")
     for wrong in (told, told / "nowhere"):
         fails(("card", wrong))

@@ -24,7 +24,14 @@ from huggingface_hub.utils import yaml_dump
 from hf_vit.environment import list_versions
 from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, render_card
-from hf_vit.hub.card_metadata import NO_LICENSE, check_license, find_metadata_errors, load_facts, select_comparable
+from hf_vit.hub.card_metadata import (
+    NO_LICENSE,
+    check_license,
+    find_metadata_errors,
+    load_facts,
+    read_license,
+    select_comparable,
+)
 from hf_vit.hub.card_sections import shows_images
 from hf_vit.hub.handler import TASKS
 from hf_vit.hub.model_folder import (
@@ -453,6 +460,12 @@ def _make_card(folder: Path, repo_id: str, license: str | None, share_images: bo
     path = folder / CARD_NAME
     check_inside(folder, path)
     if path.is_file() and not is_rendered(folder):
+        stated_license = read_license(folder)
+        if license is not None and stated_license not in (None, license):
+            raise UserError(
+                f"{CARD_NAME} of {folder} states the license {stated_license}, but --license {license} was given; "
+                f"correct {CARD_NAME}, or leave --license out"
+            )
         card = path.read_text(encoding="utf-8")
         image_plots = sorted(filter(shows_images, _parse_plots(card)))
         if image_plots and not share_images:
