@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 import hf_vit.conversion as conversion
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import HfViTModel
-from hf_vit.results.delivery import deliver_folder
+from hf_vit.results.delivery import MARKER, deliver_folder
 from hf_vit.results.facts import append_record
 
 
@@ -198,7 +198,7 @@ def test_force_replaces_what_this_package_wrote(checkpoint, write_npz, tmp_path:
     assert command("convert", source, tmp_path / "theirs", "--force")[0] == 1
     assert (tmp_path / "theirs" / "thesis.txt").exists()
     conversion.convert(source, output)
-    (output / "README.md").touch()
+    (output / "README.md").write_text(MARKER)
     assert command("convert", source, output)[0] == 1
     monkeypatch.setattr("hf_vit.conversion.api._verify", lambda *_: 1 / 0)
     recording = write_npz({"images": np.zeros((1, 12, 12, 3), "f4")}, "io.npz")

@@ -125,7 +125,7 @@ def make_model(folder: Path, kind: str = "conversion") -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [".git/HEAD", "thesis/chapter.tex", "notes.txt", "train.py", "onnx/notes.txt", "a.png"]
+    "name", [".git/HEAD", "thesis/chapter.tex", "notes.txt", "train.py", "onnx/notes.txt", "a.png", "README.md"]
 )
 def test_force_replaces_no_folder_with_what_is_somebody_s(name: str, tmp_path: Path):
     theirs = make_model(tmp_path / "model") / name

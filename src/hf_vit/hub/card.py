@@ -15,10 +15,10 @@ from hf_vit.hub.example import Architecture, make_example
 from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, keeps_shapes, list_examples, read_config
 from hf_vit.hub.published_results import parse_hub_id
 from hf_vit.repositories.hub import check_repo_id
+from hf_vit.results.delivery import MARKER
 from hf_vit.results.facts import Facts, lock_folder
 from hf_vit.writing import write_atomically
 
-MARKER = "<!-- Rendered by hf-vit from facts.json and config.json; edits here are lost when it is rendered again. -->"
 _JOULES_PER_KWH = 3.6e6
 
 

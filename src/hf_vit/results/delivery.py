@@ -11,6 +11,8 @@ from hf_vit.errors import UserError
 from hf_vit.results.facts import FACTS_NAME, Facts
 from hf_vit.writing import explain_write_errors, make_hidden_path, reject_url, remove_leftovers
 
+# In every card that hf_vit renders; a README.md without it is its owner's.
+MARKER = "<!-- Rendered by hf-vit from facts.json and config.json; edits here are lost when it is rendered again. -->"
 # Files that training, convert and export write, and those that card, evaluate and analyze add.
 _OUR_FILES = re.compile(
     r"config\.json|\w+_hf_\w+\.py|facts\.json|README\.md|training_images\.txt"
@@ -80,7 +82,11 @@ def _find_foreign_files(folder: Path) -> list[str]:
     """Return the names of files in a folder that hf_vit does not write."""
     entries = (*folder.iterdir(), *folder.glob("onnx/*"))
     names = [path.relative_to(folder).as_posix() + ("/" if path.is_dir() else "") for path in entries]
-    return sorted(name for name in names if not _OUR_FILES.fullmatch(name))
+    foreign_files = [name for name in names if not _OUR_FILES.fullmatch(name)]
+    card = folder / "README.md"
+    if card.is_file() and MARKER not in card.read_text(encoding="utf-8", errors="replace"):
+        foreign_files.append(card.name)
+    return sorted(foreign_files)
 
 
 @contextmanager
