@@ -196,6 +196,8 @@ def test_files_whose_classes_differ(folder, tmp_path, streaming):
     make_table(folder, label=lambda name: "yak").to_parquet(str(tmp_path / "d" / "test.parquet"))
     said = r"image( 0)? of split test has the label 'yak', which is not among the 3 classes \(cat, dog"
     refuses(tmp_path / "d", said, streaming=streaming)
+    make_table(folder).add_column("note", [0] * 40).to_parquet(str(tmp_path / "d" / "train.parquet"))
+    refuses(tmp_path / "d", "'d' cannot be read as parquet: .*; give all files the same columns", streaming=streaming)
 
 
 @pytest.mark.parametrize("place", ["file", "class", "list"])

@@ -274,14 +274,17 @@ def test_fingerprint_is_of_contents_classes_and_splits(folder, tmp_path):
 
 
 @EITHER
-@pytest.mark.parametrize("form", ["folder", "glob", "subfolders"])
-def test_split_named_files(folder, tmp_path, form, streaming):
+@pytest.mark.parametrize("form", ["folder", "glob", "subfolders", "glob of subfolders", "glob from here"])
+def test_split_named_files(folder, tmp_path, monkeypatch, form, streaming):
+    monkeypatch.chdir(tmp_path)
     table = make_table(folder).shuffle(seed=0)
     (tmp_path / "d" / "test").mkdir(parents=True)
-    last = "test/part" if form == "subfolders" else "test-0"
+    last = "test-0" if form in ("folder", "glob") else "test/part"
     for number, name in enumerate(("train-0", "train-1", "val", last)):
         table.shard(4, number, contiguous=True).to_parquet(str(tmp_path / "d" / f"{name}.parquet"))
-    data = load_data(str(tmp_path / "d" / ("*.parquet" if form == "glob" else "")), streaming=streaming)
+    pattern = {"glob": "*.parquet", "glob of subfolders": "**/*.parquet"}.get(form, "")
+    source = tmp_path / "d" / pattern if form != "glob from here" else "**/*.parquet"
+    data = load_data(str(source), streaming=streaming)
     assert [len(contents(data, split)) for split in SPLITS] == [20, 10, 10]
     assert data.notes == []
 

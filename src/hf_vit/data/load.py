@@ -22,6 +22,7 @@ from hf_vit.data.reading import (
     NamedColumns,
     RawTables,
     StreamReader,
+    explain_read_errors,
     make_image_table,
     open_tables,
     read_hub_commit,
@@ -475,7 +476,8 @@ def _find_stream_classes(source: DataSource, raw: RawTables) -> tuple[LabelMap, 
 
 def _stream_files(source: DataSource, raw: RawTables, options: _Options) -> ImageData:
     """Return streams of parquet, webdataset or Hub files, whose images are scanned when they are read."""
-    labels, hidden = _find_stream_classes(source, raw)
+    with explain_read_errors(source):
+        labels, hidden = _find_stream_classes(source, raw)
     raw_splits = {split: stream for split, stream in raw.splits.items() if split not in hidden} or raw.splits
     skip = options.skip_bad_images
     missing = tuple(list_missing_splits(list(raw_splits)))

@@ -12,7 +12,8 @@ import re
 import tarfile
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -180,13 +181,24 @@ def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
         WebDataset.DECODERS["cls"] = _parse_class_number  # the default, int, reads 1 and 01 as one class
     # load_dataset takes patterns, so brackets in file names must be escaped.
     files = {split: [glob.escape(str(path.resolve())) for path in paths] for split, paths in source.files.items()}
-    try:
+    with explain_read_errors(source):
         splits: Any = load_dataset(source.kind, data_files=files, streaming=streaming)
-    except Exception as error:  # pyarrow, tarfile and datasets each raise their own
-        cause = _shorten(error.__cause__ or error)
-        remedy = "; give all values of a field the same type" if "incompatible types" in cause else ""
-        raise UserError(f"'{source.name}' cannot be read as {source.kind}: {cause}{remedy}") from error
     return RawTables({split: splits[split] for split in SPLITS if split in splits}, schemas=schemas)
+
+
+@contextmanager
+def explain_read_errors(source: DataSource) -> Generator[None]:
+    """Turn the errors of pyarrow, tarfile and datasets while files are read into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        cause = error.__cause__ or error
+        remedy = "; give all values of a field the same type" if "incompatible types" in str(cause) else ""
+        if "column names don't match" in str(cause):
+            remedy = "; give all files the same columns"
+        raise UserError(f"'{source.name}' cannot be read as {source.kind}: {_shorten(cause)}{remedy}") from error
 
 
 def _parse_class_number(content: bytes) -> int:

@@ -7,6 +7,7 @@ folder, in annotations/, or beside the images of its split.
 """
 
 import glob
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -134,9 +135,11 @@ def _resolve_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
     idx_files = [path for path in paths if parse_idx_name(path.name)]
     if idx_files and all(path in idx_files or is_mapping_name(path.name) for path in paths):
         return _make_idx_source(paths if len(paths) > 1 else list_companions(paths[0]), name, source)
+    root = os.path.commonpath([str(path.parent) for path in paths])
+    parts = [Path(os.path.relpath(str(path), root)).parts for path in paths]  # of a pattern with its folders
     for kind, suffixes in _FILES.items():
         if all(path.name.lower().endswith(suffixes) for path in paths):
-            return DataSource(kind, name, files=_group_by_split((path, (path.name,)) for path in paths))
+            return DataSource(kind, name, files=_group_by_split(zip(paths, parts, strict=True)))
     problem = f"'{source}' is not a data set file" if len(paths) == 1 else f"'{source}' mixes files of several formats"
     raise UserError(
         f"{problem}; give .parquet files, .tar files (webdataset), a list (.csv, .jsonl) or a folder of class folders"
