@@ -56,8 +56,10 @@ def test_group_norms_embeddings_and_bare_parameters_are_spared(make_trainer):
             self.classes = nn.Embedding(3, 4)
             self.mask_token = nn.Parameter(torch.zeros(1, 1, 4))
             self.dense = nn.Linear(4, 4)
+            self.attention = nn.MultiheadAttention(4, 2)
 
-    assert make_trainer().get_decay_parameter_names(Odd()) == ["scale.weight", "dense.weight"]
+    weights = ["scale.weight", "dense.weight", "attention.in_proj_weight", "attention.out_proj.weight"]
+    assert make_trainer().get_decay_parameter_names(Odd()) == weights
 
 
 def test_decay_reaches_the_optimizer(make_trainer):

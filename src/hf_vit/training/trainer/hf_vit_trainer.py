@@ -164,10 +164,10 @@ class HfViTTrainer(Trainer):
         """Return the names of the parameters that decay: the weights of dense layers and convolutions."""
         names: list[str] = []
         for path, module in model.named_modules():
-            weight = getattr(module, "weight", None)
-            is_table_or_norm = isinstance(module, nn.Embedding | LogitNorm)
-            if isinstance(weight, nn.Parameter) and weight.ndim >= 2 and not is_table_or_norm:
-                names.append(f"{path}.weight" if path else "weight")
+            if not isinstance(module, nn.Embedding | LogitNorm):
+                parameters = module.named_parameters(path, recurse=False)
+                # torch's attention has one "in_proj_weight".
+                names += [name for name, weight in parameters if name.endswith("weight") and weight.ndim >= 2]
         return names
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
