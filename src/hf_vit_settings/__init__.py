@@ -582,8 +582,10 @@ class ContrastiveOptions:
 
 
 _CROPS = ("random_resized_crop", "random_crop", "scale_jitter")
-_OFF: dict[str, Any] = {name: (0, 0) for name in ("random_resized_crop", "scale_jitter", "randaugment")}
-_OFF |= {"random_crop": 0, "auto_augment": "none"}
+_OFF: Mapping[str, Any] = {
+    **dict.fromkeys(("random_resized_crop", "scale_jitter", "randaugment"), (0, 0)),
+    **{"random_crop": 0, "auto_augment": "none"},
+}
 
 
 def _list_fields(settings: Any) -> Mapping[str, Field[Any]]:
