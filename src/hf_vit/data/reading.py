@@ -559,10 +559,11 @@ def _rename_splits(raw_splits: dict[str, Any], name: str) -> tuple[dict[str, Any
     notes: list[str] = []
     for raw_name, table in raw_splits.items():
         split = split_name(raw_name)
-        if split:
+        if split and split not in splits:
             splits[split] = table
         else:
-            notes.append(f"ignored the split '{raw_name}' of '{name}', which is none of train, validation and test")
+            reason = f"as it has another one for {split}" if split else "which is none of train, validation and test"
+            notes.append(f"ignored the split '{raw_name}' of '{name}', {reason}")
     if splits:
         return {split: splits[split] for split in SPLITS if split in splits}, notes
     if len(raw_splits) == 1:
