@@ -187,7 +187,8 @@ def with_swiglu(names: KeyNames, shapes: Shapes) -> KeyNames:
         spellings = {"w12": "fc1", "w3": "fc2"}
     if any(re.fullmatch(r"blocks\.\d+\.mlp\.fc1_[gx]\.weight", name) for name in names.normal):
         spellings = {"w1": "fc1_g", "w2": "fc1_x", "w3": "fc2"}
-    return rename_keys(names, {f".mlp.{new}.": f".mlp.{old}." for new, old in spellings.items()})
+    pooling = {"attn_pool.": "attn_pool."}  # whose MLP has no gate, and keeps its names
+    return rename_keys(names, pooling | {f".mlp.{new}.": f".mlp.{old}." for new, old in spellings.items()})
 
 
 def _select_rules(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:

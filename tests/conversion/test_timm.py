@@ -140,6 +140,8 @@ NORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "aimv2": ("aimv2_large_patch14_224", {}, {"norm_on_patches": True}),
     "norms after branches": ("vit_base_patch16_rpn_224", {}, {"norm_after_branches": True}),
     "RMSNorm": ("test_vit4", {}, {"norm_type": "rmsnorm", "norm_after_pooling": True}),
+    "attention pooling after gates": ("eva02_tiny_patch14_224", {"global_pool": "map", "use_rot_pos_emb": False},
+        {"mlp_type": "swiglu", "pooling": "map"}),
     "RMSNorm by argument": ("vit_base_patch16_224", {"norm_layer": "rmsnorm", "global_pool": "map", "pre_norm": True,
         "class_token": False}, {"norm_type": "rmsnorm", "pooling": "map"}),
 }  # fmt: skip
