@@ -146,7 +146,8 @@ def _find_dinov2_objections(config: Any, has_head: bool) -> Mapping[str, object]
     """Name settings that DINOv2 lacks."""
     if not has_head and config.pooling != "token":
         return {f"pooling={config.pooling!r} without a head": True}
-    return {f"intermediate_size={config.intermediate_size} (no mlp_ratio gives it)": not compute_mlp_ratio(config)}
+    width = f"intermediate_size={config.intermediate_size} (no mlp_ratio gives it)"
+    return {width: not compute_mlp_ratio(config)} | _list_unequal_sides(config)
 
 
 DINOV2 = Kind(
