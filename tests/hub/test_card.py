@@ -195,13 +195,13 @@ def test_nobody_s_license_is_asserted(told: Path, folder: Path, tmp_path: Path) 
 
 
 def test_how_it_was_made_of_others_is_told(folder: Path) -> None:
-    append_record(folder, record("training", {"base_model": "a/b"}, data=data("train", 9)))
+    append_record(folder, record("training", {"base_model": "a/b@v1"}, data=data("train", 9)))
     found = metadata(render_card(folder))
     assert (found["base_model"], found["base_model_relation"]) == ("a/b", "finetune")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "torchao"}}))
     assert metadata(render_card(folder))["base_model_relation"] == "quantized"
-    soup = {"recipe": {"soup": "uniform", "ingredients": "a/b, local, c/d"}}
+    soup = {"recipe": {"soup": "uniform", "ingredients": "a/b@v1, local, c/d"}}
     append_record(folder, record("training", soup, data=data("validation", 9)))
     assert "trained on" not in render_card(folder), "its data chose among models"
     found = metadata(render_card(folder))

@@ -247,12 +247,16 @@ def _find_base_models(config: ModelConfig, trainings: Sequence[Record]) -> tuple
     """
     recipe = trainings[-1].values.get("recipe") if trainings else None
     if isinstance(recipe, dict) and recipe.get("soup"):
-        ingredients = map(parse_hub_id, str(recipe.get("ingredients", "")).split(", "))
-        return sorted({name for name in ingredients if name}), "merge"
-    base_names = [parse_hub_id(str(record.values.get("base_model", ""))) for record in trainings]
-    bases = [name for name in base_names if name]
+        return sorted({*_list_hub_ids(str(recipe.get("ingredients", "")).split(", "))}), "merge"
+    bases = _list_hub_ids([str(record.values.get("base_model", "")) for record in trainings])
     relation = "quantized" if "quantization_config" in (config.model_extra or {}) else "finetune"
     return bases[-1:], relation
+
+
+def _list_hub_ids(names: Sequence[str]) -> list[str]:
+    """Return those of the names that are models of the Hub, without their revisions (user/name@REVISION)."""
+    ids = (parse_hub_id(name.partition("@")[0]) for name in names)
+    return [name for name in ids if name]
 
 
 def _describe_emissions(training: Record) -> dict[str, Any] | None:
