@@ -1,10 +1,15 @@
 """What every test shares: offline and quiet Hugging Face libraries with a cache of their own, one thread, one seed."""
 
+import functools
 import gc
+import io
 import os
 import random
+import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 from zygote import SEARCH_PATH, Zygote
@@ -13,7 +18,7 @@ from zygote import SEARCH_PATH, Zygote
 _CACHE = tempfile.TemporaryDirectory(prefix="hf_vit_tests_", ignore_cleanup_errors=True)
 os.environ.update(
     HF_HOME=_CACHE.name,
-    HF_VIT_GRAPH_CACHE="",
+    HF_VIT_GRAPH_CACHE=f"{_CACHE.name}/graphs",
     HF_HUB_OFFLINE="1",
     HF_HUB_DISABLE_TELEMETRY="1",
     HF_HUB_DISABLE_PROGRESS_BARS="1",
@@ -40,6 +45,23 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     zygote.close()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give whole files to processes, and all that need the loopback Hub, or `warm`, to one: it starts these once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    @functools.cache
+    def find_group(file: str) -> str:
+        words = set(re.findall(r"\w+", (config.rootpath / file).read_text()))
+        return "hub" if {"loopback", "xet_client"} & words else "warm" if {"warm", "Zygote"} & words else file
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return find_group(super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files, and the functions of each file, in the random order of a seed: `ORDER=1 make test`."""
     if seed := os.environ.get("ORDER"):
@@ -63,6 +85,30 @@ def _one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _figures_of_a_kind_are_drawn_once() -> Iterator[None]:
+    """Drawing takes most of a short training; the tests of figures draw every one."""
+    from matplotlib.figure import Figure
+
+    savefig, drawn = Figure.savefig, dict[str, bytes]()
+
+    def save(figure: Figure, file: Any, **options: Any) -> None:
+        test = os.environ["PYTEST_CURRENT_TEST"]
+        if not isinstance(file, io.BytesIO) or any(f"tests/{part}/" in test for part in ("analysis", "evaluation")):
+            return savefig(figure, file, **options)
+        marks = [Counter(type(artist).__name__ for artist in axes.get_children()) for axes in figure.axes]
+        kind = f"{options} {figure.get_size_inches()} {marks}"
+        if kind not in drawn:
+            savefig(figure, file, **options)
+            drawn[kind] = file.getvalue()
+        else:
+            file.write(drawn[kind])
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Figure, "savefig", save)
+        yield
 
 
 @pytest.fixture(autouse=True)

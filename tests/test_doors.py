@@ -9,6 +9,7 @@ import pytest
 from evaluation.tiny import NAMES, make_images
 from hub.conftest import save_model
 from pages.browser import CHROMIUM, RUNTIME
+from training.conftest import make_colour_folder
 
 DOORS = ["torch", "pipeline", "handler", "onnxruntime", "openvino", "browser page"]
 Command = Callable[..., tuple[int, str, str]]
@@ -42,17 +43,18 @@ def test_every_door_gives_the_same(
     if is_disturbed:
         (tmp_path / "sitecustomize.py").write_text(DISTURBED)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    code, out, err = command("verify", folder, "--doors", "--data", "digits")
+    data = make_colour_folder(tmp_path / "colours", count=6)
+    code, out, err = command("verify", folder, "--doors", "--data", data)
     assert code == is_disturbed
     assert err.startswith("hf-vit: handler: answers differ from the torch model's by more than 1e-04") == is_disturbed
     assert not trace.exists()
     assert "not tried: no Chromium or Chrome" in " ".join(out.replace("│", " ").split())
     result = json.loads((folder / "doors.json").read_text())
     assert [door["name"] for door in result["doors"]] == DOORS
-    assert (result["data"]["name"], result["data"]["split"], result["data"]["size"]) == ("digits", "test", 360)
+    assert (result["data"]["name"], result["data"]["split"], result["data"]["size"]) == ("colours", "test", 3)
     assert result["doors"][-1]["not_tried"]
     for door in result["doors"][:-1]:
-        assert (door["images"], door["equal_labels"]) == (360, 360), door
+        assert (door["images"], door["equal_labels"]) == (3, 3), door
         assert (door["largest_difference"] > 1e-4) == (is_disturbed and door["name"] == "handler"), door
 
 

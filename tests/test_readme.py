@@ -39,11 +39,11 @@ def run_briefly(words: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory):
-    """A folder with the repository's files, and the demo's model after one epoch; of the digits, 60 train."""
+    """A folder with the repository's files, and the demo's model after one epoch, with 300 digits."""
     folder, digits = tmp_path_factory.mktemp("clone"), sklearn.datasets.load_digits()
     for name in ("docs", "tests"):
         (folder / name).symlink_to(ROOT / name)
-    few = sklearn.utils.Bunch(images=digits.images[:600], target=digits.target[:600])
+    few = sklearn.utils.Bunch(images=digits.images[:300], target=digits.target[:300])
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sklearn.datasets, "load_digits", lambda: few)
         run_program(["demo", "--output", "out/demo", "--epochs", "1"])
@@ -104,8 +104,8 @@ def test_a_data_set_is_searched_by_image(clone: Path, monkeypatch: pytest.Monkey
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(str(ROOT / "examples/search.py"))
     lines = printed.getvalue().splitlines()
-    assert lines[0].startswith("Flat: 600 images")
-    assert float(re.fullmatch(r"recall of the 10 nearest: ([\d.]+)% of 600 queries", lines[2])[1]) > 95
+    assert lines[0].startswith("Flat: 300 images")
+    assert float(re.fullmatch(r"recall of the 10 nearest: ([\d.]+)% of 300 queries", lines[2])[1]) > 95
     assert len(lines) == 13
 
 

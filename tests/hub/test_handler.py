@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -27,7 +28,7 @@ import torch
 from dense_heads import build
 from evaluation.tiny import make_classifier, make_images, make_processor
 from hub.conftest import save_model
-from loopback.client import Client, Loopback
+from loopback.client import Client, Job, Loopback
 from PIL import Image
 from transformers import (
     AutoModel,
@@ -116,23 +117,32 @@ class Server:
         return json.load(OPENED.open(self.address, timeout=60))
 
 
-@pytest.fixture(params=["without hf_vit", "with hf_vit"])
-def server(request: Any, hub: Loopback, xet_client: Client, stranger: Client, folders: Any, tmp_path: Path) -> Any:
-    """Pushes the models and serves what arrives in a process that has transformers, and hf_vit or not."""
-    chosen = folders if "folders" in request.fixturenames else {"classes": folders["classes"]}
-    pushes = [{"folder": str(path), "repo_id": f"alice/{name}", "license": "mit"} for name, path in chosen.items()]
-    for done in xet_client.run("hub.jobs:push_many", pushes=pushes):
+@pytest.fixture(scope="module")
+def servers(loopback_server: Loopback, _client_of: Callable[..., Client], folders: Any, tmp_path_factory: Any) -> Any:
+    """Pushes the models, and serves what arrives in two processes that have transformers; the second has hf_vit, too."""
+    loopback_server.reset()
+    pushes = [{"folder": str(path), "repo_id": f"alice/{name}", "license": "mit"} for name, path in folders.items()]
+    for done in _client_of("xet").run("hub.jobs:push_many", pushes=pushes):
         assert {"handler.py", "requirements.txt"} <= set(done["files"]), done
-    port, client = tmp_path / "port", xet_client if request.param == "with hf_vit" else stranger
-    job = client.start("hub.serving:serve", repo_ids=[push["repo_id"] for push in pushes], port_file=str(port))
-    end = time.monotonic() + 120
-    while not (port.exists() and port.read_text()):
-        assert time.monotonic() < end
-        if client.warm.ask("wait", pid=job.pid, seconds=0.1) is not None:
-            pytest.fail(job._read("stderr"))
-    yield Server(f"http://127.0.0.1:{port.read_text()}")
-    job.kill()
-    client.warm.ask("wait", pid=job.pid, seconds=10)
+    root, jobs, servers = tmp_path_factory.mktemp("ports"), list[Job](), dict[str, Server]()
+    for name in ("without", "with"):
+        port, repo_ids = root / name, [push["repo_id"] for push in pushes]
+        jobs.append(_client_of("xet", name).start("hub.serving:serve", repo_ids=repo_ids, port_file=str(port)))
+        end = time.monotonic() + 120
+        while not (port.exists() and port.read_text()):
+            assert time.monotonic() < end
+            if jobs[-1].client.warm.ask("wait", pid=jobs[-1].pid, seconds=0.1) is not None:
+                pytest.fail(jobs[-1]._read("stderr"))
+        servers[name] = Server(f"http://127.0.0.1:{port.read_text()}")
+    yield servers
+    for job in jobs:
+        job.kill()
+        job.client.warm.ask("wait", pid=job.pid, seconds=10)
+
+
+@pytest.fixture(params=["without", "with"])
+def server(request: Any, servers: dict[str, Server]) -> Server:
+    return servers[request.param]
 
 
 def load_handler(folder: Path) -> Any:
@@ -145,7 +155,7 @@ def same_classes(answer: Any, expected: Any) -> None:
 
 
 def test_every_task_is_answered(server: Server, folders: dict[str, Path], files: list[Path], request: Any) -> None:
-    assert server.state()["hf_vit"] == ("with hf_vit" in request.node.name)
+    assert server.state()["hf_vit"] == ("[with]" in request.node.name)
     texts = [base64.b64encode(path.read_bytes()).decode() for path in files]
     for name in CLASSIFIERS:
         decoded = [hf_vit.data.to_rgb(Image.open(path)) for path in files]
@@ -218,7 +228,7 @@ BAD: list[tuple[Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("server", ["with hf_vit"], indirect=True)  # optimized, as the more delicate
+@pytest.mark.parametrize("server", ["with"], indirect=True)  # optimized, as the more delicate
 def test_bad_requests_are_told_and_good_ones_go_on(server: Server, files: list[Path]) -> None:
     """From eight threads: each request gets its own answer."""
     good = [base64.b64encode(path.read_bytes()).decode() for path in files]

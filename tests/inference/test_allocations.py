@@ -15,7 +15,7 @@ from hf_vit.environment import keep_freed_memory
 
 FAULTS = """
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
+for _ in range(6):
     at_once = [torch.ones({numbers}) for _ in range(6)]
     del at_once
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -47,7 +47,7 @@ of_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other a
 
 
 def faults(program: str, megabytes: int, folder: Path) -> float:
-    """Megabytes of pages fetched by six tensors of so many megabytes, twenty times."""
+    """Megabytes of pages fetched by six tensors of so many megabytes, six times."""
     code = program + FAULTS.format(numbers=megabytes * 250_000)
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True, env=ALLOCATION
@@ -67,7 +67,7 @@ def faults(program: str, megabytes: int, folder: Path) -> float:
     ],
 )
 def test_activations_are_not_given_back_to_the_system(how: str, megabytes: int, tmp_path):
-    """Their pages are fetched once, or twice: glibc alone fetches them all twenty times where they are above 32 MiB."""
+    """Their pages are fetched once, or twice: glibc alone fetches them all six times where they are above 32 MiB."""
     assert faults(f"{MODEL}\n{RUN[how]}", megabytes, tmp_path) < 2 * 6 * megabytes
 
 
@@ -75,7 +75,7 @@ def test_activations_are_not_given_back_to_the_system(how: str, megabytes: int, 
 @pytest.mark.skipif(HUGE_PAGES.exists() and "[always]" in HUGE_PAGES.read_text(), reason="a page is 2 MB here")
 @pytest.mark.parametrize("program", [PLAIN, pytest.param(MODEL, marks=pytest.mark.slow)])  # as above
 def test_glibc_alone_gives_them_back(program: str, tmp_path):
-    assert faults(program, 40, tmp_path) > 10 * 6 * 40
+    assert faults(program, 40, tmp_path) > 5 * 6 * 40
 
 
 @of_glibc

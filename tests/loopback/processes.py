@@ -45,8 +45,10 @@ def rehearse(profile: str) -> None:
     """Save, load and describe a model once: what libraries prepare when they are first used, all jobs then share."""
     import tempfile
 
+    from PIL import Image
     from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTConfig, ViTImageProcessor
 
+    Image.init()
     tiny = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     with tempfile.TemporaryDirectory() as folder:
         config: Any = ViTConfig(**tiny, intermediate_size=16)
