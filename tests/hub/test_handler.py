@@ -119,7 +119,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def servers(loopback_server: Loopback, _client_of: Callable[..., Client], folders: Any, tmp_path_factory: Any) -> Any:
-    """Pushes the models, and serves what arrives in two processes that have transformers; the second has hf_vit, too."""
+    """Pushes the models, and serves what arrives in two processes that have transformers; the second has hf_vit."""
     loopback_server.reset()
     pushes = [{"folder": str(path), "repo_id": f"alice/{name}", "license": "mit"} for name, path in folders.items()]
     for done in _client_of("xet").run("hub.jobs:push_many", pushes=pushes):

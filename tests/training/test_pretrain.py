@@ -136,7 +136,6 @@ def test_accumulated_micro_batches_are_one_batch(train, tmp_path):
         torch.testing.assert_close(parts.model.state_dict()[name], value, rtol=0, atol=2e-5)
 
 
-@pytest.mark.filterwarnings("ignore:images of 11x11 px hold 2x2 whole patches:UserWarning")
 def test_an_epoch_of_contrast_has_full_batches_only(train, tmp_path):
     result = train(tmp_path / "out", "contrastive", steps=None, epochs=2, batch_size=20)
     full, rest = divmod(Facts.load(result.folder).records[0].data.size, 20)
@@ -144,6 +143,7 @@ def test_an_epoch_of_contrast_has_full_batches_only(train, tmp_path):
     assert result.steps == 2 * full
 
 
+@pytest.mark.filterwarnings("ignore:images of 11x11 px hold 2x2 whole patches:UserWarning")
 def test_images_that_leave_pixels_over(train, tiny_config, tmp_path):
     """Masked, judged and drawn are the patches that are seen."""
     train(tmp_path / "out", config=tiny_config(image_size=11, patch_size=5, num_register_tokens=2))
