@@ -1,5 +1,6 @@
 """What every test shares: offline and quiet Hugging Face libraries with a cache of their own, one thread, one seed."""
 
+import copy
 import functools
 import gc
 import io
@@ -88,14 +89,16 @@ def _one_thread():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _figures_of_a_kind_are_drawn_once() -> Iterator[None]:
-    """Drawing takes most of a short training; the tests of figures draw every one."""
+def _quick_reports() -> Iterator[None]:
+    """Draw figures of one kind once, except in their own tests: drawing takes most of a short training."""
     from matplotlib.figure import Figure
 
     savefig, drawn = Figure.savefig, dict[str, bytes]()
 
     def save(figure: Figure, file: Any, **options: Any) -> None:
-        of_figures = re.search(r"tests/(analysis|cost|evaluation)/", os.environ.get("PYTEST_CURRENT_TEST", ""))
+        of_figures = re.search(
+            r"tests/(analysis|cost|evaluation/test_(top1|protocols))", os.environ.get("PYTEST_CURRENT_TEST", "")
+        )
         if of_figures or not isinstance(file, io.BytesIO):
             return savefig(figure, file, **options)
         marks = [Counter(type(artist).__name__ for artist in axes.get_children()) for axes in figure.axes]
@@ -108,6 +111,36 @@ def _figures_of_a_kind_are_drawn_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Figure, "savefig", save)
+        # `hf-vit finetune` measures this machine's matrix products for 0.3 s.
+        patched.setattr("hf_vit.cost.trainings._SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_list_of_operators() -> Iterator[None]:
+    """Let torch's exporter collect the operators of an opset once, where it takes 0.3 s for every graph."""
+    import torch.onnx
+
+    known, export = dict[str, Any](), torch.onnx.export
+
+    def collected_once(*arguments: Any, **options: Any) -> Any:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        collect = ONNXRegistry.from_torchlib
+
+        def copied(**opset: int) -> Any:
+            if (key := str(opset)) not in known:
+                known[key] = collect(**opset)
+            registry = copy.copy(known[key])
+            registry.functions = {name: [*functions] for name, functions in registry.functions.items()}
+            return registry
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
+            return export(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.onnx, "export", collected_once)
         yield
 
 

@@ -243,7 +243,7 @@ def test_a_result_on_images_of_other_sizes_is_measured_on_these(judged: Path, co
 
 def test_the_numbers_of_the_metadata_are_measured_again(tmp_path: Path) -> None:
     """They are recorded beside those of the card's table."""
-    scenes = load_data("scenes", target="mask")
+    scenes = load_data("scenes:images=16", target="mask")
     for part in build_dense_model(find_model(FAMILIES["plain"]()), "linear", scenes.label_names):
         part.save_pretrained(tmp_path)
     run = evaluate_protocol("segmentation", str(tmp_path), scenes, num_images=2, device="cpu", progress=False)

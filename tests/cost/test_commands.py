@@ -15,12 +15,6 @@ from hf_vit.results.facts import Record, append_record
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "num_labels": 4}
 
 
-@pytest.fixture(autouse=True)
-def short_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device's rate from 0.05 s of products instead of 0.3 s."""
-    monkeypatch.setattr("hf_vit.cost.trainings._SECONDS", 0.05)
-
-
 @pytest.fixture
 def run(command, monkeypatch: pytest.MonkeyPatch):
     """Run a command line in a wide terminal: exit code, output, errors."""
