@@ -343,7 +343,7 @@ def test_the_learning_curve_shows_the_history(tmp_path: Path, monkeypatch: pytes
         {"epoch": 2.0, "train_runtime": 3.0, "train_loss": 1.5, "step": 20},
     ]
     figures: list[Figure] = []
-    monkeypatch.setattr("hf_vit.training.run.save_figure", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *given, **options: figures.append(figure))
     assert plot_learning_curve(history, tmp_path / "c.png")
     loss, accuracy = figures[0].axes
     drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in loss.lines}
