@@ -327,7 +327,7 @@ def test_tasks_run_after_those_they_need_and_again_where_they_are_killed(ray, tm
 def test_what_ray_cannot_do_is_refused(ray, place):
     model, data = str(place / "model"), str(place / "images")
     for given, said in (
-        (dict(protocol="robustness"), "robustness runs in one process"),
+        (dict(protocol="robustness"), "robustness does not work with --runner ray"),
         (dict(device="cuda"), "has no GPU"),
         (dict(device="cuda:1"), "Ray assigns the GPUs itself"),
         (dict(address="127.0.0.1:6379"), "already connected to Ray"),

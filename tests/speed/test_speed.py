@@ -162,36 +162,6 @@ def test_a_missing_folder_or_device_is_told_before_anything_is_measured(
     assert message in err.splitlines()[-1]
 
 
-@pytest.fixture
-def bare(monkeypatch):
-    """As on a machine that has neither datasets nor evaluate nor pydantic; what speed needs is imported anew."""
-    for name in ("datasets", "evaluate", "pydantic"):
-        monkeypatch.setitem(sys.modules, name, None)
-    rooms = ("speed", "results", "inference", "environment")
-    anew = ("hf_vit_cli.", *(f"hf_vit.{room}" for room in rooms))
-    for name in [name for name in sys.modules if name.startswith(anew)]:
-        parent, _, child = name.rpartition(".")
-        if hasattr(sys.modules[parent], child):  # to be given back with the module
-            monkeypatch.setattr(sys.modules[parent], child, getattr(sys.modules[parent], child))
-    for name in [name for name in sys.modules if name.startswith(anew)]:
-        monkeypatch.delitem(sys.modules, name)
-
-
-@pytest.mark.slow  # 9 s of importing all anew
-@pytest.mark.filterwarnings("ignore")
-def test_bench_runs_without_datasets_evaluate_and_pydantic(bare, tmp_path, monkeypatch):
-
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: None)
-    contestants = [word for name in ("hf_vit", "transformers", "timm") for word in ("--contestant", name)]
-    with pytest.raises(SystemExit) as stopped:
-        main(["bench", "models", "Ti/16", "--image-size", "32", "--batch", "2", "--turns", "1", "--compiled",
-              *contestants, "--output", str(tmp_path / "speed.json")])  # fmt: skip
-    assert not stopped.value.code
-    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
-    assert [row["cell"]["work"] for row in rows] == ["inference", "training"]
-    assert {"hf_vit", "transformers", "timm, compiled"} <= set(rows[0]["outcomes"])
-
-
 def test_a_chosen_contestant_is_compiled_too(monkeypatch, command):
     """`--contestant NAME --compiled` measures NAME compiled, frozen and not; optimized models always are frozen."""
     measured = []

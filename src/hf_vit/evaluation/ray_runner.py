@@ -294,17 +294,16 @@ def _shorten_errors() -> Generator[None]:
             "then run the same command again (finished parts are kept)"
         ) from error
     except RayError as error:
-        if "failed to import on the worker" in str(error):
-            node_match = re.search(r"\bip=([^,)\s]+)", str(error))
-            package_match = re.search(r"No module named '(\w+)", str(error))
-            node = node_match[1] if node_match else "(unknown)"
-            package = package_match[1] if package_match else "a package of this run"
-            raise UserError(f"node {node} cannot import {package}; install the package there") from error
         cause: Any = error  # the error that a function of ours raised in another process, if there is one
         while isinstance(cause, RayTaskError) and isinstance(cause.cause, Exception):
             cause = cause.cause
         if not isinstance(cause, RayError):
             raise cause from error
+        package_match = re.search(r"No module named '(\w+)", str(error))
+        if package_match:
+            node_match = re.search(r"\bip=([^,)\s]+)", str(error))
+            node = node_match[1] if node_match else "(unknown)"
+            raise UserError(f"node {node} cannot import {package_match[1]}; install the package there") from error
         if isinstance(cause, RayTaskError):
             raise
         lines = [line for line in map(to_one_line, str(error).splitlines()) if line]
