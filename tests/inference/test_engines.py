@@ -62,7 +62,7 @@ def test_every_family(row: Family, engine: str, monkeypatch):
     [("relative", "model"), ("map_with_class_token", "model"), ("rotary", "model"), ("distillation", "classification")],
 )
 def test_every_output(choice: str, head: str, monkeypatch):
-    model = build(choice, head)
+    model = build(choice, head, num_hidden_layers=1)
     fast = optimize(model, "openvino")
     seen, images = calls_of(fast, monkeypatch), PLAIN.images(model.config)
     assert_same(fast(images), model(images))
@@ -398,7 +398,7 @@ def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @torch.no_grad()
 def test_a_graph_is_kept_for_the_same_model_alone(exports: list[Any], tmp_path: Path, monkeypatch):
-    model = build()
+    model = build(num_hidden_layers=1)
     images = PLAIN.images(model.config)
     wanted = optimize(model, "openvino")(images).logits
     (entry,) = (tmp_path / "graphs").iterdir()
@@ -428,7 +428,7 @@ def test_a_graph_is_kept_for_the_same_model_alone(exports: list[Any], tmp_path: 
 @torch.no_grad()
 def test_no_graph_of_a_users_code_is_kept(exports: list[Any], tmp_path: Path):
     """A script may change it until the next start, which would read the graph of the old code."""
-    original = build()
+    original = build(num_hidden_layers=1)
     images = PLAIN.images(original.config)
 
     def rewrite(factor: float) -> Any:
