@@ -27,7 +27,6 @@ from hf_vit.speed.peers import (
     make_engine_forms,
     measure_cell,
 )
-from hf_vit_cli.main import main
 
 SHAPE = Shape("Ti/16", 32)
 PLAIN = [name for name in [*OURS, *PEERS] if not {"flash", "optimized"} & set(name.replace(",", "").split())]
