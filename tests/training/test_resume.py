@@ -140,6 +140,16 @@ def test_a_run_of_a_version_without_an_option_has_its_default(train, short, kill
     assert_same(train(output, resume=True, changes=SHORT), short)
 
 
+def test_a_run_of_a_version_that_decayed_other_weights_is_refused(train, killed, tmp_path, monkeypatch):
+    """As 0.2 did of AxialResNet and of Mask2Former."""
+    changes, names = dict(steps=2, evaluations=2), HfViTTrainer.get_decay_parameter_names
+    with monkeypatch.context() as patched:
+        patched.setattr(HfViTTrainer, "get_decay_parameter_names", lambda self, model: names(self, model)[1:])
+        done = train(tmp_path / "done", changes=changes, keep_checkpoints=True)
+    with pytest.raises(UserError, match=r"checkpoint-1 in .*again was written by a version that exempts other weights"):
+        train(killed(done, "again"), resume=True, changes=changes)
+
+
 def test_unfinished_and_finished_runs_are_not_overwritten(train, short, killed):
     """What --resume makes of a finished one is in test_output.py."""
     with pytest.raises(UserError, match="unfinished run; add --resume"):

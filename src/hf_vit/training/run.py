@@ -501,6 +501,11 @@ def _explain(run: Run, error: Exception, accumulates: bool) -> str | None:
             f"a data loading process was killed, probably because memory ran out ({reason}); free some "
             f"memory{fewer}, then {_explain_resume(run)}"
         )
+    if run.checkpoint is not None and "parameter group" in str(error):  # torch's error for an optimizer's state
+        return (
+            f"{run.checkpoint.name} in {run.output} was written by a version that exempts other weights from weight "
+            "decay, so it cannot be resumed; use that version, or another --output"
+        )
     if "Batch does not contain any data" in str(error):  # accelerate's error for a stream without rows
         return (
             f"the stream {run.data.name} has no image in the validation or test split, each of which gets "
