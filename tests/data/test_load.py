@@ -333,6 +333,18 @@ def test_a_test_split_without_labels_is_left_out(folder, tmp_path, streaming):
     assert [len(contents(data, split)) for split in SPLITS] == [33, 5, 2]
 
 
+@EITHER
+def test_without_a_training_split_classes_are_those_of_all_labels(folder, tmp_path, streaming):
+    table, data = make_table(folder), tmp_path / "d"
+    table.filter(lambda row: row["label"] != NAMES[-1]).to_parquet(str(data / "val.parquet"))
+    table.to_parquet(str(data / "test.parquet"))
+    assert load_data(str(data), streaming=streaming).label_names == NAMES
+    for file in data.iterdir():
+        make_table(folder, label=lambda name: -1).to_parquet(str(file))
+    with pytest.raises(UserError, match="'d' holds no labeled image"):
+        load_data(str(data), streaming=streaming)
+
+
 # ---- images as lists of numbers
 
 

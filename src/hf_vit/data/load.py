@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -360,8 +361,6 @@ def _number_labels(name: str, raw: RawTables) -> ImageTables:
     hidden = [split for split, values in raw_labels.items() if split != "train" and is_unlabeled(values)]
     labels = {split: values for split, values in raw_labels.items() if split not in hidden}
     all_labels = [label for values in labels.values() for label in values]
-    if not all_labels:
-        raise UserError(f"'{name}' holds no labeled image; add labels, or give another data set")
     classes = _make_label_map(name, raw, labels.get("train") or all_labels)
     multi_label = is_multi_label(all_labels)
     kind = ClassLabel(names=classes.names)
@@ -384,6 +383,8 @@ def _note_hidden(name: str, splits: Sequence[str]) -> list[str]:
 
 def _make_label_map(name: str, raw: RawTables, values: list[Any]) -> LabelMap:
     """Return the classes of a data set; raise UserError if its labels are of fewer than two."""
+    if not values:
+        raise UserError(f"'{name}' holds no labeled image; add labels, or give another data set")
     names = raw.label_names
     labels = LabelMap.from_values(values, name) if names is None else LabelMap.from_names(names)
     if len({labels.numbers.get(value) for value in flatten_labels(values)} - {None}) < 2:
@@ -454,22 +455,24 @@ def _find_stream_classes(source: DataSource, raw: RawTables) -> tuple[LabelMap, 
     """
     if raw.label_names is None and source.kind == "hub":
         raise UserError(f"'{source.name}' does not list its classes, so it cannot be streamed; leave --streaming out")
-    labels: dict[str, list[Any]] = {}
+    labels: dict[str, list[Any]] = {}  # the distinct ones of every split
     for split, stream in raw.splits.items():
-        labels[split] = []
+        distinct_labels = dict[Any, None]()
         for batch in stream.select_columns(raw.columns.label_columns).iter(_LABELS_AT_ONCE):
             values = raw.columns.labels(batch)
             if is_multi_label(values):
                 _refuse_multi_label_stream(source.name)
-            labels[split] += set(values)
+            distinct_labels |= dict.fromkeys(values)
             if raw.label_names is not None:  # the first rows tell whether there are labels
                 break
+        labels[split] = [*distinct_labels]
     hidden = [split for split, values in labels.items() if split != "train" and values and is_unlabeled(values)]
     if raw.label_names is not None:
         return LabelMap.from_names(raw.label_names), hidden
-    classes = _make_label_map(source.name, raw, labels.get("train") or next(iter(labels.values())))
-    for split, values in labels.items():
-        for value in () if split in hidden else values:
+    labeled = {split: values for split, values in labels.items() if split not in hidden}
+    classes = _make_label_map(source.name, raw, labeled.get("train") or [*chain.from_iterable(labeled.values())])
+    for split, values in labeled.items():
+        for value in values:
             classes.get_number(value, f"an image of split {split}")
     return classes, hidden
 
