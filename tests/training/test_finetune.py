@@ -25,7 +25,7 @@ from transformers import (
     pipeline,
 )
 
-from hf_vit import HfViTForImageClassification
+from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.cost import memory_plan
 from hf_vit.data import load_data, make_processor
 from hf_vit.evaluation import evaluate, evaluate_protocol
@@ -179,13 +179,20 @@ def test_it_learns_and_keeps_the_best_checkpoint(colours, tiny_config, tmp_path)
 
 
 def test_the_seed_decides_everything(colours, tiny_config, tmp_path):
-    def weights(name, seed, before):
+    def weights(name, seed, before, data=colours):
         torch.manual_seed(before)
-        run = finetune(tiny_config(), colours, tmp_path / name, seed=seed, steps=2, evaluations=1)
+        run = finetune(tiny_config(), data, tmp_path / name, seed=seed, steps=2, evaluations=1)
         return torch.cat([p.detach().flatten() for p in run.model.parameters()])
 
     first = weights("a", seed=1, before=10)
-    assert torch.equal(weights("b", seed=1, before=11), first)
+    loaded = load_data(colours)
+    assert torch.equal(weights("b", seed=1, before=11, data=loaded), first)
+    with pytest.raises(UserError, match="the data is a Dataset; give a path, a Hub id"):
+        weights("d", seed=1, before=11, data=loaded.split("train"))
+    with pytest.raises(UserError, match=r"'colours' was loaded with target='label'; load it with target='mask'"):
+        finetune(tiny_config(), loaded, tmp_path / "e", task="segmentation")
+    with pytest.raises(UserError, match="the model is a HfViTForImageClassification; give a folder"):
+        finetune(HfViTForImageClassification(tiny_config()), colours, tmp_path / "f")
     assert not torch.equal(weights("c", seed=2, before=10), first)
 
 

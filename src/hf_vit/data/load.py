@@ -48,7 +48,7 @@ _LABELS_AT_ONCE = 100
 
 
 def load_data(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | ImageData,
     *,
     streaming: bool = False,
     skip_bad_images: bool = False,
@@ -70,7 +70,8 @@ def load_data(
             class folders, with or without train, validation (val) and test above them; a list (.csv, .jsonl) of image
             files and labels, or the folder of metadata.csv or metadata.jsonl; a folder of IDX files, the format of
             MNIST; a parquet or webdataset (.tar) file, a folder or a glob of them; or a Hub data set id, `user/name` or
-            `user/name:configuration`. An existing path is never taken for a Hub id.
+            `user/name:configuration`. An existing path is never taken for a Hub id. Data that is already loaded is
+            returned as it is, if it is what `multi_label` and `target` allow.
         streaming: read while training instead of beforehand; images are then checked as they come.
         skip_bad_images: leave unreadable images out (and list them in `skipped`) instead of raising.
         image_size: (height, width) px of built-in images, "photos" up to 384 px a side, "fractals" as squares of the
@@ -103,6 +104,17 @@ def load_data(
             f"the image size is {image_size[0]}x{image_size[1]} px, but both sides must be at least 1 px; "
             "choose a larger --image-size"
         )
+    if isinstance(source, ImageData):
+        if target not in (source.target, None):
+            raise UserError(
+                f"'{source.name}' was loaded with target='{source.target}'; load it with target='{target}' for this"
+            )
+        return _refuse_multi_label(source, multi_label)
+    if not isinstance(source, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UserError(
+            f"the data is a {type(source).__name__}; give a path, a Hub id, or the result of load_data "
+            "(Dataset.to_parquet writes a file that can be given)"
+        )
     data_source = resolve_source(os.fspath(source))
     selection = NamedColumns(image_column, label_column)
     if data_source.kind in ("builtin", "folder", "idx", "masks", "coco"):
@@ -129,12 +141,7 @@ def load_data(
     # Bad images are no part of the fingerprint, and hashes do not show them.
     hashed = others if hash_others and not skip_bad_images else []
     data = _load_tables(data_source, tables, options, hashed, left_out=[] if hash_others else others)
-    if data.multi_label and not multi_label:
-        raise UserError(
-            f"'{data.name}' is multi-label, but this needs one class per image; use hf-vit finetune without a "
-            "teacher or hf-vit evaluate --protocol multi-label, or give data with one class per image"
-        )
-    return _log_notes(data)
+    return _log_notes(_refuse_multi_label(data, multi_label))
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,16 @@ class _Options:
     seed: int
     check: bool
     keep: bool
+
+
+def _refuse_multi_label(data: ImageData, multi_label: bool) -> ImageData:
+    """Return the data; raise UserError if they are multi-label and the caller does not accept that."""
+    if data.multi_label and not multi_label:
+        raise UserError(
+            f"'{data.name}' is multi-label, but this needs one class per image; use hf-vit finetune without a "
+            "teacher or hf-vit evaluate --protocol multi-label, or give data with one class per image"
+        )
+    return data
 
 
 def _log_notes(data: ImageData) -> ImageData:

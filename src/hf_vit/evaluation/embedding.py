@@ -126,7 +126,7 @@ class Settings:
 
 def embed(
     model: str,
-    data: str,
+    data: "str | Path | ImageData",
     output: str | Path,
     *,
     splits: Sequence[str] | None = None,
@@ -252,7 +252,7 @@ def _wait_for_parts(
     return skipped
 
 
-def _open_output(data: str, output: str | Path) -> "OutputFolder":
+def _open_output(data: object, output: str | Path) -> "OutputFolder":
     """Open the output folder; raise UserError if it holds anything but results of `embed`, or is among the data."""
     refuse_output_in(data, output)
     folder = OutputFolder.from_address(output)

@@ -37,6 +37,11 @@ def find_model(name: str | HfBaseConfig) -> Source:
 
     A checkpoint of another library will be converted.
     """
+    if not isinstance(name, str | HfBaseConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UserError(
+            f"the model is a {type(name).__name__}; give a folder (save_pretrained writes one), a Hub id, a variant "
+            "such as S/16, or a configuration of hf_vit"
+        )
     if not isinstance(name, str):
         family = type(name).__name__.removeprefix("Hf").removesuffix("Config")
         parts = "layers" if hasattr(name, "num_hidden_layers") else "stages"  # ResNets have stages

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hf_vit.data import ImageData
 from hf_vit.errors import DivergedError, UserError
 from hf_vit.evaluation.runners import open_runner
 from hf_vit.hub.card import refresh_card
@@ -42,7 +43,7 @@ _RATE_FACTORS = {"head": 100, "lora": 10, "all": 1}
 
 def finetune(
     model: str | Path | HfViTBaseConfig,
-    data: str | Path,
+    data: str | Path | ImageData,
     output: str | Path,
     *,
     task: str = "classification",
@@ -67,7 +68,7 @@ def finetune(
 
     Args:
         model: a folder, a variant such as "S/16" or "Ti/4" (fresh weights), a Hub id, or a configuration.
-        data: see `hf_vit.data.load_data`.
+        data: see `hf_vit.data.load_data`, or its result.
         output: a new or empty folder, or with `resume` the folder of the run.
         task: "classification", "segmentation" (masks) or "detection" (boxes).
         head: for segmentation "linear" (default), "upernet" or "mask2former"; for detection "mask-rcnn" (default),
@@ -147,7 +148,7 @@ def _find_task(
 def _make_job(
     task: str,
     model: str | Path | HfViTBaseConfig,
-    data: str | Path,
+    data: str | Path | ImageData,
     output: str | Path,
     recipe: str | Recipe | None,
     options: FinetuneOptions | None,
@@ -163,13 +164,23 @@ def _make_job(
     base = find_recipe(named) if isinstance(named, str) else named
     changed = base.override(**{name: value for name, value in settings.items() if name not in RUN_FIELDS})
     source = str(model) if isinstance(model, Path) else model
+    if isinstance(data, ImageData):
+        run_options = replace(run_options, streaming=bool(data.readers))
     keeps_evaluations = settings.get("evaluations") is not None
-    return Job(source, str(data), Path(output), changed, run_options, command, keeps_evaluations)
+    return Job(
+        source,
+        str(data) if isinstance(data, Path) else data,
+        Path(output),
+        changed,
+        run_options,
+        command,
+        keeps_evaluations,
+    )
 
 
 def pretrain(
     model: str | Path | HfViTBaseConfig,
-    data: str | Path,
+    data: str | Path | ImageData,
     output: str | Path,
     *,
     objective: str = "masked-patch",

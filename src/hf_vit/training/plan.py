@@ -61,7 +61,7 @@ class Job:
     """The arguments of a training, see `finetune`; `keeps_evaluations` if their number was given, not the recipe's."""
 
     model_name: str | HfViTBaseConfig
-    data_name: str
+    data_name: str | ImageData
     output: Path
     recipe: Recipe
     options: FinetuneOptions
