@@ -12,6 +12,7 @@ import torch
 from comparison.test_compare import contents
 from evaluation.tiny import make_images
 from models.families import FAMILIES, randomise
+from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
 
 import hf_vit.analysis.api as api
@@ -316,6 +317,21 @@ def test_images_are_drawn_by_seed(pictures):
     ]
     assert [len(batch) for batch in one.batches(3)] == [3, 1]
     assert [len(batch) for batch in one.batches(3, limit=2)] == [2]
+
+
+def test_open_images_files_and_loaded_data(pictures):
+    files = sorted(pictures.glob("[0-9].png"))
+    opened = [Image.open(file) for file in files]
+    of_files, of_images = open_images(map(str, files)), open_images(opened)
+    assert of_files.fingerprint == of_images.fingerprint
+    assert [of_files.read(index).tobytes() for index in range(9)] == [image.tobytes() for image in opened]
+    assert open_images(opened[0]).fingerprint == open_images(opened[:1]).fingerprint
+    with pytest.raises(UserError, match=r"there is no image none\.png"):
+        open_images(["none.png"])
+    scenes = load_data("scenes:images=40,size=32", target="mask")
+    assert open_images(scenes, 2).size == 2
+    with pytest.raises(UserError, match="the data is a Dataset; give a path"):
+        open_images(scenes.split("test"))
 
 
 def test_streams_are_read_again_by_every_pass(saved):

@@ -17,7 +17,7 @@ from evaluation.tiny import NAMES, make_animals, make_classifier, make_images, m
 from PIL import Image
 from transformers import pipeline
 
-from hf_vit import HfViTConfig
+from hf_vit import HfViTConfig, UserError
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate, evaluate_protocol, plot_wrong_images, predict
 from hf_vit.evaluation.protocols import registry
@@ -203,6 +203,15 @@ def test_predict_answers_as_the_model(command, save_classifier, tmp_path):
     for name, probability in zip(NAMES, _probabilities(images[:1])[0].tolist(), strict=True):
         assert name in out
         assert f"{probability:.2%}" in out
+    for given in (iter(files), images):  # of paths, and of open images
+        answers = predict(model, given, device="cpu")
+        assert [answer.scores for answer in answers] == [
+            answer.scores for answer in predict(model, folder, device="cpu")
+        ]
+    assert [answer.image for answer in answers] == ["image 1", "image 2", "image 3"]
+    assert predict(model, images[0], device="cpu")[0].image == "image 1"
+    with pytest.raises(UserError, match="an image is a ndarray; give a file or a Pillow image"):
+        predict(model, [np.asarray(images[0])], device="cpu")
     modes = [("I;16", 65535), ("RGB", (255, 255, 255)), ("RGBA", (0, 0, 0, 0))]
     for mode, color in modes:
         Image.new(mode, (9, 9), color).save(tmp_path / f"{mode[0]}{len(mode)}.png")

@@ -1,9 +1,11 @@
 """`top1` against a plain loop and scikit-learn, and its promises on memory, names and state; its pictures."""
 
+import contextlib
 import os
 import pickle
 import re
 import socket
+import threading
 import weakref
 from dataclasses import replace
 
@@ -24,6 +26,8 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 
+from hf_vit.analysis import analyze, show
+from hf_vit.comparison import ComparisonSettings, compare
 from hf_vit.data import ImageData, eval_transform
 from hf_vit.errors import UserError
 from hf_vit.evaluation import (
@@ -33,6 +37,7 @@ from hf_vit.evaluation import (
     evaluate_protocol,
     plot_confusion_matrix,
     plot_wrong_images,
+    predict,
 )
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.metrics import ClassificationMetrics
@@ -192,6 +197,19 @@ def test_data_that_cannot_be_measured_are_refused(rows, options, message):
         measure(make_classifier(), rows, **options)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"target": "mask"}, "loaded with target='mask'; load it with target='label'"),
+        ({"multi_label": True}, "is multi-label"),
+    ],
+)
+def test_loaded_data_of_another_kind_are_refused(dataset, fields, message):
+    data = ImageData("noise", "", {"test": dataset}, list(NAMES), **fields)
+    with pytest.raises(UserError, match=message):
+        evaluate((make_classifier(), make_processor()), data, protocol="top1")
+
+
 def test_kinds_of_models_and_images(dataset, capsys):
     modes = ["L", "RGBA", "P", "CMYK", "I;16", "LA", "1"]
     rows = [{"image": Image.new(mode, (9, 7)), "label": 0} for mode in modes]
@@ -233,15 +251,46 @@ def test_images_are_let_go_of():
     assert peaks[0] == peaks[1] <= 3 * 4
 
 
-def test_mode_and_random_state_are_given_back(dataset):
+def test_mode_and_random_state_are_given_back(dataset, tmp_path):
     model, data = make_classifier().train(), ImageData("noise", "", {"test": dataset}, list(NAMES))
-    before = torch.get_rng_state()
-    evaluate_protocol("top1", (model, make_processor()), data, progress=False)
-    assert model.training
-    with pytest.raises(UserError):
-        evaluate_protocol("top1", (model, make_processor()), data, split="none")
-    assert model.training
+    model.vit.embeddings.eval()  # a frozen part stays in evaluation mode
+    ours, settings = save_ours(tmp_path / "ours"), ComparisonSettings(corruptions=(), epsilons=(), speed_turns=0)
+    modes, before = [module.training for module in model.modules()], torch.get_rng_state()
+    pair, images = (model, make_processor()), make_images(2)
+    for use in (
+        lambda: evaluate_protocol("top1", pair, data, progress=False),
+        lambda: evaluate_protocol("top1", pair, data, split="none"),
+        lambda: predict(pair, images),
+        lambda: analyze(pair, images, only=["attention_distance"]),
+        lambda: show(pair, images[0]),
+        lambda: compare([pair, (ours, make_processor())], data, tmp_path / "out", settings=settings, progress=False),
+    ):
+        with contextlib.suppress(UserError):
+            use()
+        assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_threads_use_a_model_in_evaluation_mode_until_the_last_ends(monkeypatch):
+    """The first thread ends while the second predicts, which must not see the mode of training."""
+    model, barrier, modes = make_classifier().train(), threading.Barrier(2), []
+    forward = model.forward
+
+    def wait(*args, **kwargs):
+        barrier.wait(30)
+        if threading.current_thread() is threads[1]:
+            threads[0].join(30)
+        modes.append(model.training)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", wait)
+    threads = [threading.Thread(target=predict, args=((model, make_processor()), make_images(1))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert modes == [False, False]
+    assert model.training
 
 
 def test_workers_send_no_whole_images():

@@ -37,7 +37,7 @@ from hf_vit.analysis.shape_bias import ShapeBias
 from hf_vit.data.transforms import keeps_shapes
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, report_full_memory
-from hf_vit.evaluation.reading import refuse_output_in
+from hf_vit.evaluation.reading import refuse_output_in, restored_modes
 from hf_vit.hub.card import refresh_card
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints, parse_step
 from hf_vit.loading.model import LoadedModel, load_model
@@ -337,32 +337,35 @@ def analyze(
             "--images is missing, and only shape_bias works with --cue-conflict alone; give a folder of "
             "images or a data set with --images"
         )
-    loaded = load_model(model, device, inside=True)
-    context = Context(
-        loaded,
-        open_images(images, settings.num_images, split=split, seed=settings.seed),
-        settings,
-        against=None if against is None else load_model(against, device, inside=True),
-        cue_conflicts=None if conflicts is None else conflicts.for_model(loaded, class_map),
-        optimize=optimize,
-    )
-    for each in filter(None, (loaded, context.against)):
-        if not all(bool(parameter.isfinite().all()) for parameter in each.model.parameters()):
-            raise UserError(f"the weights of {each.name} are NaN or infinite, so it diverged; use another checkpoint")
-    run = AnalysisRun(loaded, context.images)
-    applicable = _select_applicable(only, context, run)
-    if output is None:  # nothing is written, recorded or reported
-        for name in applicable:
-            _measure(ANALYSES[name](context), run)
+    with restored_modes(model, against):
+        loaded = load_model(model, device, inside=True)
+        context = Context(
+            loaded,
+            open_images(images, settings.num_images, split=split, seed=settings.seed),
+            settings,
+            against=None if against is None else load_model(against, device, inside=True),
+            cue_conflicts=None if conflicts is None else conflicts.for_model(loaded, class_map),
+            optimize=optimize,
+        )
+        for each in filter(None, (loaded, context.against)):
+            if not all(bool(parameter.isfinite().all()) for parameter in each.model.parameters()):
+                raise UserError(
+                    f"the weights of {each.name} are NaN or infinite, so it diverged; use another checkpoint"
+                )
+        run = AnalysisRun(loaded, context.images)
+        applicable = _select_applicable(only, context, run)
+        if output is None:  # nothing is written, recorded or reported
+            for name in applicable:
+                _measure(ANALYSES[name](context), run)
+            return run
+        folder = Path(output)
+        folder.mkdir(parents=True, exist_ok=True)
+        with lock_folder(folder, wait=False):  # two runs in one folder could mix their files
+            _run_analyses(applicable, run, context, folder, picture_format, report or (lambda line: None))
+        run.record = save_analyses(run, command=command, seed=settings.seed, device=device)
+        if loaded.folder is not None:
+            refresh_card(loaded.folder)  # also if an earlier run was killed between the record and the card
         return run
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock_folder(folder, wait=False):  # two runs in one folder could mix their files
-        _run_analyses(applicable, run, context, folder, picture_format, report or (lambda line: None))
-    run.record = save_analyses(run, command=command, seed=settings.seed, device=device)
-    if loaded.folder is not None:
-        refresh_card(loaded.folder)  # also if an earlier run was killed between the record and the card
-    return run
 
 
 def _run_analyses(

@@ -7,25 +7,26 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import numpy as np
+from PIL.Image import Image
 
 from hf_vit.data import ImageData, load_data, to_rgb
 from hf_vit.data.files import is_image, list_images, walk
-from hf_vit.data.images import open_image, shorten_path
+from hf_vit.data.images import decode_image, open_image, shorten_path
 from hf_vit.errors import UserError
+from hf_vit.evaluation.prediction import read_image
 from hf_vit.families import refuse_regression
 from hf_vit.loading.model import LoadedModel
 from hf_vit.results.facts import DataFact
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
-    from PIL.Image import Image
 
 
 @final
@@ -47,13 +48,13 @@ class AnalysisImages:
     name: str
     fingerprint: str
     size: int
-    read: "Callable[[int], Image]"
+    read: Callable[[int], Image]
     split: str | None = None
     skipped: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     labels: list[str] = field(default_factory=list[str])
 
-    def batches(self, size: int, limit: int | None = None) -> "Iterator[list[Image]]":
+    def batches(self, size: int, limit: int | None = None) -> Iterator[list[Image]]:
         """Yield lists of `size` images, up to `limit` images in all; the last list may be shorter."""
         total = self.size if limit is None else min(limit, self.size)
         for start in range(0, total, size):
@@ -69,7 +70,7 @@ def open_images(source: object, num_images: int = 128, *, split: str = "test", s
 
     Args:
         source: a folder of images, any source of `hf_vit.data.load_data`, an `ImageData`, a sequence of Pillow images
-            (used in their order), or an `AnalysisImages`.
+            or files (used in their order), or an `AnalysisImages`.
         num_images: number of images to draw; from a stream the first ones are used. If there are fewer, all are used.
         split: split of a data set.
         seed: random seed of the draw.
@@ -81,17 +82,19 @@ def open_images(source: object, num_images: int = 128, *, split: str = "test", s
         return source
     if isinstance(source, ImageData):
         return _draw_from_data(source, num_images, split, seed)
-    if not isinstance(source, str | os.PathLike):
-        return _take_pictures(cast("Sequence[Image]", source), num_images)
-    path = Path(source).expanduser()
-    if path.is_dir():
+    if isinstance(source, Image):
+        source = [source]
+    if isinstance(source, Sequence | Iterator) and not isinstance(source, str):
+        return _take_pictures(cast("Iterable[Any]", source), num_images)
+    path = Path(source).expanduser() if isinstance(source, str | os.PathLike) else None
+    if path is not None and path.is_dir():
         files, notes = list_images(path)
         if files:
             order = np.random.default_rng(seed).permutation(len(files)).tolist()
             images = read_image_files(path.resolve().name, [files[index] for index in order], num_images)[0]
             images.notes.extend(notes)
             return images
-    return _draw_from_data(load_data(str(source), skip_bad_images=True, splits=[split]), num_images, split, seed)
+    return _draw_from_data(load_data(cast(Any, source), skip_bad_images=True, splits=[split]), num_images, split, seed)
 
 
 def read_image_files(name: str, files: Sequence[Path], limit: int | None = None) -> tuple[AnalysisImages, list[Path]]:
@@ -133,9 +136,10 @@ def _draw_from_data(data: ImageData, num_images: int, split: str, seed: int) -> 
         rows = np.random.default_rng(seed).permutation(len(table))[:num_images].tolist()
         scans = data.seen.get(split)
         digests = [scans[row].digest for row in rows] if scans else [_digest(table[row]["image"]) for row in rows]
-        labels = [data.label_names[number] for number in table.select_columns(["label"])[rows]["label"]]
+        if data.target == "label" and not data.multi_label:
+            labels = [data.label_names[number] for number in table.select_columns(["label"])[rows]["label"]]
 
-        def read(index: int) -> "Image":
+        def read(index: int) -> Image:
             return to_rgb(table[rows[index]]["image"])
 
     skipped = list(data.skipped)
@@ -151,7 +155,7 @@ class _Rereader:
         self._iterator: Iterator[Any] = iter(())
         self._next_index = 0
 
-    def read(self, index: int) -> "Image":
+    def read(self, index: int) -> Image:
         """Return the image at an index as RGB."""
         if index < self._next_index or not self._next_index:
             self._iterator = iter(self._stream)
@@ -161,16 +165,21 @@ class _Rereader:
         return to_rgb(row["image"])
 
 
-def _take_pictures(pictures: "Sequence[Image]", num_images: int) -> AnalysisImages:
-    """Return the first Pillow images of a sequence."""
+def _take_pictures(pictures: Iterable[Any], num_images: int) -> AnalysisImages:
+    """Return the first of some Pillow images or files."""
     images = list(pictures)[:num_images]
     if not images:
         raise UserError("the list of images is empty; give at least one image")
-    digests = [_digest(image) for image in images]
-    return AnalysisImages("images", _hash(digests), len(images), lambda index: to_rgb(images[index]))
+
+    def read(index: int) -> Image:
+        image = images[index]
+        return read_image(image) if isinstance(image, str | os.PathLike) else decode_image(image)
+
+    digests = [_digest(read(index)) for index in range(len(images))]
+    return AnalysisImages("images", _hash(digests), len(images), read)
 
 
-def _read(path: Path) -> "Image":
+def _read(path: Path) -> Image:
     """Return the image in a file that was readable before."""
     scan, image = open_image({"path": str(path)}, path.name)
     if image is None:
@@ -181,7 +190,7 @@ def _read(path: Path) -> "Image":
     return image
 
 
-def _digest(image: "Image") -> str:
+def _digest(image: Image) -> str:
     """Return the SHA-256 of an image's size and RGB pixels."""
     rgb = to_rgb(image)
     return hashlib.sha256(f"{rgb.size}".encode() + rgb.tobytes()).hexdigest()

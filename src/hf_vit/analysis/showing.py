@@ -13,6 +13,7 @@ from hf_vit.analysis.images import open_images
 from hf_vit.analysis.rollout import AttentionRollout
 from hf_vit.data.images import decode_image
 from hf_vit.errors import UserError, to_one_line
+from hf_vit.evaluation.reading import restored_modes
 from hf_vit.families import find_family
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.pages.graph import count_inner_values
@@ -81,21 +82,22 @@ def show(model: object, image: "Image | str | os.PathLike[str]") -> Shown:
     Raises:
         UserError: the model supports neither, or the image cannot be read.
     """
-    loaded = load_model(model, "cpu", inside=True)
-    try:
-        decoded = decode_image(image)
-    except (OSError, SyntaxError, ValueError) as error:
-        if not isinstance(image, str | os.PathLike):
-            raise
-        raise UserError(f"{image} cannot be read as an image: {to_one_line(error)}; give another file") from error
-    obstacle = _find_page_obstacle(loaded)
-    if obstacle is None:
+    with restored_modes(model):
+        loaded = load_model(model, "cpu", inside=True)
         try:
-            page = make_still_page(loaded.model, loaded.processor, decoded, loaded.name, loaded.folder)  # pyright: ignore[reportArgumentType]
-            return Shown(loaded.name, page)
-        except UserError as error:  # the page does not support the image processor
-            obstacle = str(error)
-    return Shown(loaded.name, _draw_attention(loaded, decoded, obstacle))
+            decoded = decode_image(image)
+        except (OSError, SyntaxError, ValueError) as error:
+            if not isinstance(image, str | os.PathLike):
+                raise
+            raise UserError(f"{image} cannot be read as an image: {to_one_line(error)}; give another file") from error
+        obstacle = _find_page_obstacle(loaded)
+        if obstacle is None:
+            try:
+                page = make_still_page(loaded.model, loaded.processor, decoded, loaded.name, loaded.folder)  # pyright: ignore[reportArgumentType]
+                return Shown(loaded.name, page)
+            except UserError as error:  # the page does not support the image processor
+                obstacle = str(error)
+        return Shown(loaded.name, _draw_attention(loaded, decoded, obstacle))
 
 
 def _find_page_obstacle(loaded: LoadedModel) -> str | None:

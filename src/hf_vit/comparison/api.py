@@ -44,7 +44,14 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums
 from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe, choose_best_probe
 from hf_vit.evaluation.protocols.robustness import corrupt_batch, count_right, fgsm
-from hf_vit.evaluation.reading import compute_logits, evaluation_mode, find_largest, refuse_output_in, undecode_images
+from hf_vit.evaluation.reading import (
+    compute_logits,
+    evaluation_mode,
+    find_largest,
+    refuse_output_in,
+    restored_modes,
+    undecode_images,
+)
 from hf_vit.evaluation.runners import open_runner
 from hf_vit.evaluation.saving import MULTI_LABEL_WARNING
 from hf_vit.families import get_problem_type
@@ -402,16 +409,14 @@ def compare(
     refuse_output_in(data, folder)
     if runner == "ray" and not all(isinstance(model, str | PathLike) for model in models):
         raise UserError("Ray cannot load a model object; give folders or Hub ids, or leave runner='ray' out")
-    with ExitStack() as lock:  # held after Ray is disconnected, until the tables are written
+    with restored_modes(*models), ExitStack() as lock:  # held after Ray is disconnected, until the tables are written
         with open_runner(runner, address, device) as ray:
             loaded = load_models(models, device)
-            size = None
-            if isinstance(data, str | Path):
-                data = str(data)
-                size = _choose_image_size(loaded, image_size) if is_builtin(data) else None
-                columns: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
-                columns |= dict(splits=[split, *(("train", "validation") if probe else ())], hash_others=True)
-                data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns, check=False)
+            is_sized = not isinstance(data, ImageData) and is_builtin(str(data))
+            size = _choose_image_size(loaded, image_size) if is_sized else None
+            columns: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
+            columns |= dict(splits=[split, *(("train", "validation") if probe else ())], hash_others=True)
+            data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns, check=False)
             if data.readers:
                 raise UserError(f"'{data.name}' is a stream, which cannot be read twice; leave --streaming out")
             classifiers = [choose_classifier(model, data, probe) for model in loaded]

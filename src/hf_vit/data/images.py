@@ -121,7 +121,7 @@ def decode_image(
         draft_side: decode JPEG at the smallest scale (1, 1/2, 1/4, 1/8) at which both sides have at least so many px.
 
     Raises:
-        UserError: see `to_rgb`.
+        UserError: see `to_rgb`; or it is none of these.
         StoreError: an object store cannot read the image.
         Exception: any error of Pillow or the disk, see `describe_image_problem`.
     """
@@ -131,6 +131,10 @@ def decode_image(
         image = io.BytesIO(_read_content(image))
     elif not hasattr(image, "read") and is_store_url(cast("str | Path", image)):
         image = io.BytesIO(read_bytes(to_path(cast("str | Path", image))))
+    elif not (hasattr(image, "read") or isinstance(image, str | os.PathLike)):
+        raise UserError(
+            f"an image is a {type(image).__name__}; give a file or a Pillow image (PIL.Image.fromarray makes one)"
+        )
     return _decode(image, draft_side)[0]
 
 

@@ -1,10 +1,12 @@
 """`evaluate` and `predict` a model by name, and record the results."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from PIL.Image import Image
 
 from hf_vit.conversion.loading import find_source
 from hf_vit.data import ImageData
@@ -17,7 +19,7 @@ from hf_vit.evaluation.prediction import (
     write_dense_predictions,
     write_predictions,
 )
-from hf_vit.evaluation.reading import refuse_output_in
+from hf_vit.evaluation.reading import refuse_output_in, restored_modes
 from hf_vit.evaluation.runners import open_runner, prepare_engine
 from hf_vit.families import DenseTask, find_regression_reason
 from hf_vit.loading.graphs import find_graph
@@ -88,7 +90,7 @@ def evaluate(
 
 def predict(
     model: Any,
-    images: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    images: str | os.PathLike[str] | Image | Iterable[str | os.PathLike[str] | Image],
     *,
     top: int = 5,
     threshold: float = 0.5,
@@ -108,7 +110,7 @@ def predict(
 
     Args:
         model: see `load_model`: a folder, a Hub id, "timm:NAME", a checkpoint, or (model, image processor).
-        images: an image file, a folder of images or a pattern ("photos/**/*.jpg"), or several of them.
+        images: an image file, a folder of images, a pattern ("photos/**/*.jpg") or a Pillow image, or several of them.
         top: number of classes per image, the most likely first, for a classifier.
         threshold: lowest score of a detected object.
         output: for a classifier a .csv or .parquet file with a row per image, see `write_predictions`; for segmentation
@@ -133,7 +135,7 @@ def predict(
     Raises:
         UserError: the model has no class names, an image is missing or unreadable, or an option does not fit the model.
     """
-    image_paths = [images] if isinstance(images, str | os.PathLike) else images
+    image_paths = [images] if isinstance(images, str | os.PathLike | Image) else list(images)
     num_images = sum(1 for _ in list_image_files(image_paths))  # refuses missing images before the model is loaded
     is_dense = _find_dense_task(model) is not None
     is_named = isinstance(model, str | os.PathLike)
@@ -143,7 +145,7 @@ def predict(
         raise UserError("--runner ray does not work with a segmentation or detection model; leave --runner ray out")
     _check_prediction_options(is_dense, tiles, draft, max_num_patches)
     options: dict[str, Any] = {"batch_size": batch_size, "skip_bad_images": skip_bad_images or output is not None}
-    with open_runner(runner, address, device) as ray:
+    with restored_modes(model), open_runner(runner, address, device) as ray:
         if is_dense:
             options |= {"threshold": threshold, "tiles": tiles}
             predictions = iterate_predictions(load_model(model, device), image_paths, **options)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL.Image import DecompressionBombError
+from PIL.Image import DecompressionBombError, Image
 
 from hf_vit.data.files import is_image, list_images, refuse_name, walk
 from hf_vit.data.idx import IdxImage, group_idx_files, parse_idx_name
@@ -32,11 +32,10 @@ from hf_vit.writing import explain_write_errors, make_scratch_folder, replace_fi
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from PIL.Image import Image
 
     from hf_vit.evaluation.ray_runner import RayRunner
 
-    Rest = tuple[Sequence[Path | IdxImage], Sequence[str | None]]
+    Rest = tuple[Sequence["_File"], Sequence[str | None]]
 
 PREDICTIONS_NAME = "predictions.json"
 _ROWS = 1024  # rows that are written together
@@ -85,6 +84,24 @@ class DensePrediction:
 
 
 @dataclass(frozen=True)
+class _GivenImage:
+    """An image that a caller has opened, to be read like an image file; `number` is its place from 1 on."""
+
+    image: Any
+    number: int
+
+    def __str__(self) -> str:
+        return f"image {self.number}"
+
+    def read(self) -> Image:
+        """Return the image as RGB."""
+        return decode_image(self.image)
+
+
+_File = Path | IdxImage | _GivenImage
+
+
+@dataclass(frozen=True)
 class _FileWork(ABC):
     """Base class of a `Work` whose parts are files; with `skip_bad_images` a batch leaves unreadable files out."""
 
@@ -93,7 +110,7 @@ class _FileWork(ABC):
     draft_side: int | None = None
 
     def batches(
-        self, part: Sequence[Path | IdxImage], prepare: "Callable[[Sequence[Image]], Any]"
+        self, part: Sequence["_File"], prepare: "Callable[[Sequence[Image]], Any]"
     ) -> Iterator[tuple[Any, "Rest"]]:
         """Yield prepared batches of readable images, with the files and the problem of each unreadable one."""
         for start in range(0, len(part), self.batch_size):
@@ -102,10 +119,11 @@ class _FileWork(ABC):
             pixel_values, results = read_and_prepare(files, self._open, prepare, in_threads=is_local)
             yield pixel_values, (files, [result if isinstance(result, str) else None for result in results])
 
-    def _open(self, path: Path | IdxImage) -> "Image | str":
+    def _open(self, path: "_File") -> Image | str:
         """Return the image, or the problem of an unreadable one."""
         try:
-            return path.read() if isinstance(path, IdxImage) else read_image(path, self.draft_side)
+            is_file = not isinstance(path, IdxImage | _GivenImage)
+            return read_image(path, self.draft_side) if is_file else path.read()
         except StoreError:
             raise
         except UserError as error:
@@ -227,7 +245,7 @@ def predict_images(
 
 def iterate_predictions(
     loaded: LoadedModel,
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Sequence[Any],
     *,
     top: int = 5,
     threshold: float = 0.5,
@@ -288,7 +306,7 @@ def _make_schema(loaded: LoadedModel, top: int) -> Any:
 
 
 def write_predictions(
-    loaded: LoadedModel, paths: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], **options: Any
+    loaded: LoadedModel, paths: Sequence[Any], output: str | os.PathLike[str], **options: Any
 ) -> list[Prediction]:
     """Classify image files into a table with a row per image, and return the predictions of unreadable images.
 
@@ -438,9 +456,12 @@ def _make_unique_name(stem: str, names: set[str]) -> str:
     return name
 
 
-def list_image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterable[Path | IdxImage]:
-    """Iterate over image files, the images in folders, those that match patterns, and those of IDX files."""
-    for source in paths:
+def list_image_files(paths: Iterable[Any]) -> Iterable[_File]:
+    """Iterate over image files, the images in folders, those that match patterns, those of IDX files, and open ones."""
+    for number, source in enumerate(paths, start=1):
+        if isinstance(source, Image | np.ndarray):  # `decode_image` refuses arrays
+            yield _GivenImage(source, number)
+            continue
         path = to_path(source)
         notes: list[str] = []
         if has_magic(str(source)) and (is_store_url(source) or not path.exists()):

@@ -1,12 +1,13 @@
 """Read images in batches and run a model on them: progress bar, evaluation mode, checks of logits and features."""
 
 import os
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.display import make_progress_bar
 from hf_vit.errors import UserError, get_first_line, report_full_memory
@@ -206,13 +207,46 @@ def iterate_batches(
 
 @contextmanager
 def evaluation_mode(model: "nn.Module") -> Generator[None]:
-    """Put the model into evaluation mode, and restore its mode afterwards."""
-    was_training = model.training
+    """Put the model into evaluation mode, and restore the mode of every module afterwards."""
+    training_modules = _list_training_modules(model)
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for module in training_modules:
+            module.training = True
+
+
+def _list_training_modules(model: "nn.Module") -> "list[nn.Module]":
+    return [module for module in model.modules() if module.training]
+
+
+_lock = threading.Lock()
+_in_use: "dict[int, tuple[list[nn.Module], int]]" = {}  # id of a model -> modules to be restored, number of calls
+
+
+@contextmanager
+def restored_modes(*sources: Any) -> Generator[None]:
+    """Restore the modes of the models in pairs (model, image processor), which `load_model` puts into evaluation mode.
+
+    Where several threads use a model, the last one restores it.
+    """
+    models = [cast("tuple[nn.Module, Any]", source)[0] for source in sources if isinstance(source, tuple)]
+    with _lock:
+        for model in models:
+            modules, calls = _in_use.get(id(model)) or (_list_training_modules(model), 0)
+            _in_use[id(model)] = modules, calls + 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for model in models:
+                modules, calls = _in_use.pop(id(model))
+                if calls > 1:
+                    _in_use[id(model)] = modules, calls - 1
+                    continue
+                for module in modules:
+                    module.training = True
 
 
 def show_progress(

@@ -3,7 +3,6 @@
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -22,7 +21,7 @@ from hf_vit.evaluation.protocols.probes import few_shot, linear_probe, nearest_n
 from hf_vit.evaluation.protocols.robustness import corruptions, patch_drop, robustness
 from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.evaluation.protocols.vtab import load_vtab, vtab
-from hf_vit.evaluation.reading import evaluation_mode
+from hf_vit.evaluation.reading import restored_modes
 from hf_vit.evaluation.runners import open_runner, prepare_engine
 from hf_vit.families import refuse_regression
 from hf_vit.hub.published_results import FEATURE_PROTOCOLS
@@ -155,19 +154,16 @@ def evaluate_protocol(
         raise UserError(f"--protocol {protocol} does not work with --runner ray; leave --runner ray out")
     if runner == "ray" and not isinstance(model, str | Path):
         raise UserError("Ray cannot load a model object; give the model's folder or Hub id, or leave runner='ray' out")
-    # The model of a caller gets its mode, training or evaluation, back at the end.
-    restored_mode = evaluation_mode(model[0]) if isinstance(model, tuple) else nullcontext()
-    with restored_mode, open_runner(runner, address, device) as ray:
+    with restored_modes(model), open_runner(runner, address, device) as ray:
         loaded = _load_model(protocol, model, device if ray is None else "cpu", choice)
         if max_num_patches is None and not draft and protocol not in ONE_SIZE_PROTOCOLS:
             max_num_patches = find_max_patches(loaded)
         if max_num_patches is not None:
             loaded = keep_image_sizes(loaded, max_num_patches)
-        if isinstance(data, str | Path):
-            reading: dict[str, Any] = dict(streaming=streaming, skip_bad_images=skip_bad_images)
-            reading |= dict(image_column=image_column, label_column=label_column)
-            fit_splits = [value for name, value in settings.items() if name.endswith("_split") and value]
-            data = _load_data(protocol, str(data), loaded.image_size, seed, [split, *fit_splits], reading)
+        reading: dict[str, Any] = dict(streaming=streaming, skip_bad_images=skip_bad_images)
+        reading |= dict(image_column=image_column, label_column=label_column)
+        fit_splits = [value for name, value in settings.items() if name.endswith("_split") and value]
+        data = _load_data(protocol, data, loaded.image_size, seed, [split, *fit_splits], reading)
         if ray is not None and data.readers:
             raise UserError("--streaming and --runner ray cannot be combined; leave one of them out")
         limits = [number for number in (data.num_examples(split), num_images) if number is not None]
@@ -201,7 +197,7 @@ def _load_model(protocol: str, model: Any, device: str | None, choice: FeatureCh
 
 def _load_data(
     protocol: str,
-    name: str,
+    source: str | Path | ImageData,
     image_size: tuple[int, int] | None,
     seed: int,
     splits: Sequence[str],
@@ -211,13 +207,13 @@ def _load_data(
 
     The fingerprint is that of the whole data, as in the record of the training.
     """
-    if protocol != "vtab":
+    if protocol != "vtab" or isinstance(source, ImageData):
         reading |= dict(multi_label=protocol == "multi-label", target=TARGETS.get(protocol, "label"))
-        return load_data(name, image_size=image_size, **reading, check=False, splits=splits, hash_others=True)
+        return load_data(source, image_size=image_size, **reading, check=False, splits=splits, hash_others=True)
     unsupported = [option for option, value in reading.items() if value]
     if unsupported:
         raise UserError(f"VTAB's tasks are read as published; leave {_format_options(unsupported)} out")
-    return load_vtab(name, seed)
+    return load_vtab(str(source), seed)
 
 
 def _collect_input_settings(protocol: str, max_num_patches: int | None, draft: bool) -> dict[str, Any]:
