@@ -133,7 +133,7 @@ class UnpaddedModel(HfViTBaseModel):
         pooled = None
         if self.pooler is not None:
             pooled = torch.cat([self.pooler(tokens) for tokens in encoded])
-            pooled = self.layernorm(pooled) if self.norm_after_pooling else pooled
+            pooled = self.layernorm(pooled) if self._norms_pooled else pooled
             order = torch.tensor([image for images in sizes.values() for image in images], device=pooled.device)
             pooled = pooled[order.argsort()]
         return BaseModelOutputWithPooling(last_hidden_state=last_hidden_state, pooler_output=pooled)
@@ -150,7 +150,7 @@ class UnpaddedModel(HfViTBaseModel):
         config._attn_implementation = WITHIN_IMAGES
         for layer in self.layer_sequence():
             hidden_states = _copy_layer(layer, config)(hidden_states, images=shapes, **arguments)
-        if not self.norm_after_pooling:
+        if not self._norms_pooled:
             hidden_states = self.layernorm(hidden_states)
         flat_parts = hidden_states[0].split([num_images * num_tokens for num_images, num_tokens in shapes])
         return [part.unflatten(0, shape) for part, shape in zip(flat_parts, shapes, strict=True)]

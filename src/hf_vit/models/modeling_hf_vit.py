@@ -613,9 +613,12 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         has_norm = config.norm_after_pooling is not None
         self.layernorm = build_norm(config) if has_norm else nn.Identity()
         self.pooler: HfViTPooler | None = POOLERS[config.pooling](config) if add_pooling_layer else None
-        # Without the pooler, the norm must apply to the tokens.
-        self.norm_after_pooling = bool(config.norm_after_pooling) and add_pooling_layer
         self.post_init()
+
+    @property
+    def _norms_pooled(self) -> bool:
+        """Return whether the last LayerNorm applies to the pooled output; without a pooler it applies to the tokens."""
+        return bool(self.config.norm_after_pooling) and self.pooler is not None
 
     def build_patch_embeddings(self, config: Any) -> nn.Module:
         """Return the module that turns images into patch embeddings; families may replace it."""
@@ -685,10 +688,10 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         arguments = self._make_layer_arguments(tokens)
         for layer in self.layer_sequence():
             hidden_states = layer(hidden_states, attention_mask, **arguments, **options)
-        if not self.norm_after_pooling:
+        if not self._norms_pooled:
             hidden_states = self.layernorm(hidden_states)
         pooled = None if self.pooler is None else self.pooler(hidden_states, tokens.token_mask)
-        if self.norm_after_pooling:
+        if self._norms_pooled:
             pooled = self.layernorm(pooled)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
