@@ -592,7 +592,8 @@ def test_as_many_at_once_as_torch_has_threads(monkeypatch):
     with pytest.raises(ValueError, match="'b'"):
         map_in_threads(int, ["1", "b", "c"])
     assert map_in_threads(int, []) == []
-    # In a loader's worker; of a single image; and where one object is there twice.
-    for threads, items in ((1, ["a", "b"]), (4, ["a"]), (4, ["a", "b", "a"])):
+    # In a loader's worker; of a single image; and where one object is there twice, also as the image of two items.
+    twice = [SimpleNamespace(image=meeting), SimpleNamespace(image=meeting)]  # as `predict` holds open images
+    for threads, items in ((1, ["a", "b"]), (4, ["a"]), (4, ["a", "b", "a"]), (4, twice)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         assert map_in_threads(in_thread, items) == [(item, False) for item in items]

@@ -196,13 +196,13 @@ def describe_image_problem(error: Exception) -> str:
 def map_in_threads(function: Callable[..., Result], items: Sequence[Any], *others: Iterable[Any]) -> list[Result]:
     """Map a function over items in as many threads as torch uses (one in a data loading worker).
 
-    Pillow releases the interpreter while it decodes and resizes. If an item occurs twice, one thread does all the work:
-    two threads must not load the same Pillow image.
+    Pillow releases the interpreter while it decodes and resizes. If an item or its `image` occurs twice, one thread does all
+    the work: two threads must not load the same Pillow image.
     """
     import torch
 
     count = min(torch.get_num_threads(), len(items))
-    if count < 2 or len(set(map(id, items))) < len(items):
+    if count < 2 or len({id(getattr(item, "image", item)) for item in items}) < len(items):
         return list(map(function, items, *others))
     rows = list(zip(items, *others, strict=True))
     size = math.ceil(len(rows) / (4 * count))  # a task of one small image takes longer to hand over than to do
