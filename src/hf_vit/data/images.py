@@ -196,8 +196,8 @@ def describe_image_problem(error: Exception) -> str:
 def map_in_threads(function: Callable[..., Result], items: Sequence[Any], *others: Iterable[Any]) -> list[Result]:
     """Map a function over items in as many threads as torch uses (one in a data loading worker).
 
-    Pillow releases the interpreter while it decodes and resizes. If an item or its `image` occurs twice, one thread does
-    all the work: two threads must not load the same Pillow image.
+    Pillow releases the interpreter while it decodes and resizes. If an item or its `image` occurs twice, one thread
+    does all the work: two threads must not load the same Pillow image.
     """
     import torch
 
