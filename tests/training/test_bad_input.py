@@ -227,7 +227,7 @@ def test_disk_that_fills_up_with_the_finished_model(colours, tiny_config, tmp_pa
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_bad_image_of_a_stream_is_one_line(workers, command, make_colours, tmp_path):
     (tmp_path / "data").mkdir()
-    folder = make_colours(tmp_path / "images", count=6)
+    folder = make_colours(tmp_path / "images", count=12)
     (folder / "red" / "03.png").write_bytes(b"not an image")
     files = sorted(folder.glob("*/*.png"))
     labels = [b"%d" % sorted(COLOURS).index(file.parent.name) for file in files]
@@ -238,6 +238,19 @@ def test_a_bad_image_of_a_stream_is_one_line(workers, command, make_colours, tmp
     assert (code, err.count("\n")) == (1, 1), err
     assert "is not an image" in err
     gc.collect()
+
+
+def test_a_stream_without_a_test_image_is_refused_before_the_training(command, tmp_path):
+    """Two images whose hashes are none of the tenth that is cut off for the test."""
+    (tmp_path / "data").mkdir()
+    for split in ("train", "validation"):
+        colours = ((b"P6 8 8 255\n" + bytes(color) * 64, b"%d" % label) for label, color in enumerate(COLOURS.values()))
+        samples = [{"ppm": image, "cls": label} for image, label in colours]
+        make_tar(tmp_path / "data" / f"{split}.tar", samples)
+    arguments = ("--model", "Ti/4", "--data", tmp_path / "data", "--output", tmp_path / "out", "--image-size", "8")
+    code, _, err = command("finetune", *arguments, *ONE_STEP, "--streaming")
+    assert (code, err) == (1, "hf-vit: the stream data has no test image; give more images, or leave --streaming out\n")
+    assert not (tmp_path / "out").exists()
 
 
 TOO_MUCH = 1 << 52  # bytes

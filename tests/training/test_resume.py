@@ -95,6 +95,10 @@ def test_resume_of_a_run_that_was_stopped_early(train, killed, tmp_path):
     done = train(tmp_path / "done", changes=changes, keep_checkpoints=True)
     assert done.steps < SETTINGS["steps"]
     assert_same(train(killed(done, "again", lost=0), resume=True, changes=changes), done)
+    left = killed(done, "without the best", lost=0)
+    shutil.rmtree(left / "checkpoints" / f"checkpoint-{done.best_step}")
+    last = train(left, resume=True, changes=changes)
+    assert last.best_step == done.steps > done.best_step, "of whose scores and weights it is the one that is left"
 
 
 def test_evaluations_without_a_better_one_are_counted_across_a_resume(train, tmp_path, monkeypatch):

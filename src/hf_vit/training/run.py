@@ -272,7 +272,11 @@ def open_start(job: Job, report: ReportLine, *, multi_label: bool = False, targe
     if images.skipped:
         report(f"skipped {len(images.skipped)} unreadable images")
     for split in ("train", "validation", "test"):
-        images.split(split)  # raises if it is missing
+        dataset = images.split(split)  # raises if it is missing
+        if images.readers and split != "train" and next(iter(dataset), None) is None:
+            raise UserError(
+                f"the stream {images.name} has no {split} image; give more images, or leave --streaming out"
+            )
         scans = () if images.target == "label" else images.seen[split]
         if scans and not any(scan.annotation and scan.annotation.amounts for scan in scans):
             annotations = "objects" if images.target == "objects" else "pixels of any class"
@@ -506,11 +510,6 @@ def _explain(run: Run, error: Exception, accumulates: bool) -> str | None:
             f"{run.checkpoint.name} in {run.output} was written by a version that exempts other weights from weight "
             "decay, so it cannot be resumed; use that version, or another --output"
         )
-    if "Batch does not contain any data" in str(error):  # accelerate's error for a stream without rows
-        return (
-            f"the stream {run.data.name} has no image in the validation or test split, each of which gets "
-            "about 10%; give more images, or leave --streaming out"
-        )
     # Any error may be caused by files that were removed or changed during the training.
     changes = run.data.changed_files()
     if not changes:
@@ -553,7 +552,10 @@ def _resume(trainer: HfViTTrainer, checkpoint: Path, report: ReportLine) -> None
     state = read_state(checkpoint)
     # The stored path of the best checkpoint is wrong if the run's folder was moved.
     best_checkpoint = checkpoint.with_name(f"checkpoint-{state.get('best_global_step')}")
-    state["best_model_checkpoint"] = str(best_checkpoint.resolve()) if is_complete(best_checkpoint) else None
+    if is_complete(best_checkpoint):
+        state["best_model_checkpoint"] = str(best_checkpoint.resolve())
+    else:  # the best of the other evaluations takes its place, so that the scores are those of the saved weights
+        state |= dict.fromkeys(("best_model_checkpoint", "best_global_step", "best_metric"))
     write_atomically(checkpoint / _STATE_NAME, json.dumps(state, indent=2, sort_keys=True) + "\n")
     if not has_ended(checkpoint):
         trainer.train(resume_from_checkpoint=str(checkpoint))
