@@ -290,6 +290,7 @@ def train(
     processor: bool = True,
     catch: bool = True,
     license: str | None = "mit",
+    resume: str | None = None,
 ) -> dict[str, Any]:
     """Two steps of `HfViTTrainer(push_to_hub=True)` on images of noise, of which the first is the better."""
     import torch
@@ -326,7 +327,7 @@ def train(
     try:
         fact = DataFact(name="colours", split="train", size=6) if named is True else None
         trainer = HfViTTrainer(**parts, data_fact=fact, license=license)
-        trainer.train()
+        trainer.train(resume)
     except UserError as error:
         if not catch:
             raise

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 from collections.abc import Callable
@@ -350,7 +351,12 @@ def test_the_trainer_shares_one_commit(hub: Loopback, xet_client: Client, tmp_pa
     assert xet_client.run("hub.jobs:logits", repo_id=TRAINED) == done["logits"]
     # One commit after the Hub's own first one, and no request before the end but questions.
     assert len([entry for entry in hub.log() if entry["method"] == "POST" and "/commit/" in entry["path"]]) == 1
-    train(xet_client, tmp_path / "named", hub_model_id="alice/named", named="by the dataset")
+    state = tmp_path / "trained" / "checkpoint-1" / "trainer_state.json"
+    state.write_text(re.sub(r'"earlier": [\d.e-]+', '"earlier": 7000', state.read_text()))
+    options = dict(named="by the dataset", resume=str(state.parent))
+    train(xet_client, tmp_path / "named", hub_model_id="alice/named", **options)
+    (record,) = json.loads(xet_client.run("hub.jobs:read", repo_id="alice/named", name="facts.json"))
+    assert record["seconds"] > 7000, "of both sessions"
     card = xet_client.run("hub.jobs:read", repo_id="alice/named", name="README.md")
     assert "| Data | colours, split train, 6 images |" in card
     assert "Fingerprint" not in card, "the data set's own is not a hash of its images"

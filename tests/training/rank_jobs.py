@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from training.conftest import make_tiny_config as tiny_config
@@ -37,6 +38,26 @@ def tables(folder: Path) -> None:
     """An epoch that ends in the middle of a batch, twice; micro-batches are accumulated."""
     result = finetune(folder / "colours", folder / "ddp", 8, micro_batch_size=4)
     report(folder, "ddp", [result.test.loss, [entry["loss"] for entry in result.history if "loss" in entry]])
+    report(folder, "drawn", torch.rand(1).item())  # as dropout would be
+
+
+def half_diverged(folder: Path) -> None:
+    """A sweep over batch norms, of whose first rate only the second process gets a loss that is no number."""
+    from hf_vit import HfAxialResNetConfig
+    from hf_vit.training import HfViTTrainer
+    from hf_vit.training import finetune as run
+
+    learn = HfViTTrainer.compute_loss
+
+    def explode(self, model, *args, **kwargs):
+        loss = learn(self, model, *args, **kwargs)
+        return loss * float("nan") if RANK == 1 and model.training and self.args.learning_rate == 0.2 else loss
+
+    config = HfAxialResNetConfig(image_size=8, num_labels=3, stage_depths=(1,), stem_width=8)
+    settings = SETTINGS | dict(steps=2, evaluations=1, micro_batch_size=4, process_timeout=20)
+    with patch.object(HfViTTrainer, "compute_loss", explode):
+        result = run(config, str(folder / "colours"), folder / "sweep", lr_sweep=(0.2, 0.1), **settings)
+    report(folder, "sweep", [[trial["loss"] for trial in result.trials], result.validation["loss"]])
 
 
 def streams(folder: Path) -> None:
@@ -249,6 +270,7 @@ def do_first(place: str) -> None:
     with start(place, "printed"):
         tables(Path(place))
         misfits(Path(place))
+        half_diverged(Path(place))
 
 
 def do_all(place: str) -> None:

@@ -102,6 +102,18 @@ def test_the_first_process_alone_tells_and_writes(pair):
     assert (evaluation.data.split, evaluation.data.size) == ("test", 3)
 
 
+def test_processes_draw_apart_diverge_together_and_judge_what_is_saved(pair):
+    folder, read = pair
+    assert len(set(read("drawn"))) == 2
+    ours, theirs = read("sweep")
+    assert ours == theirs
+    (diverged, loss), validation_loss = ours
+    assert (diverged, loss) == (None, validation_loss)
+    data, model = str(folder / "colours"), str(folder / "sweep")
+    saved = evaluate_protocol("top1", model, data, split="validation", progress=False, optimize=False).result
+    assert validation_loss == pytest.approx(saved.loss, abs=1e-6), "with the running statistics of the first process"
+
+
 @pytest.mark.slow  # two processes train in twelve ways
 def test_an_interrupted_stream_goes_on_at_its_image_in_every_process(two):
     folder, read = two
@@ -372,6 +384,7 @@ def test_what_sharding_cannot_do_is_refused():
     plain, noisy = tiny_config(), tiny_config(drop_path_rate=0.1)
     for settings, name in (
         ((plugin(version=1), plain, False), "fsdp1"),
+        ((plugin(), SimpleNamespace(backbone_config=plain), False), "fsdp dense"),
         ((plugin(), plain, True), "sam micro-batches"),
         ((plugin(checkpointing=True), noisy, False), "checkpointing dropout"),
     ):

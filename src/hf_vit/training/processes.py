@@ -31,6 +31,7 @@ REFUSALS = {
     ),
     "meta pseudo labels": "meta-pseudo-labels only works in one process; start the command without torchrun",
     "fsdp1": "FSDP version 1 is not supported; set fsdp_version: 2 (examples/accelerate/fsdp2.yaml)",
+    "fsdp dense": "segmentation and detection do not work with FSDP; use DDP (examples/accelerate/ddp.yaml)",
     "sam micro-batches": (
         "--sam-micro-batches does not work with FSDP, which splits the weights among processes; leave "
         "--sam-micro-batches out, or use DDP"

@@ -123,6 +123,9 @@ class Clock(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"earlier": self.seconds}}
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
+        # transformers restores callbacks on request only; the checkpoint of another trainer has no time.
+        stored: Any = state.stateful_callbacks
+        self.earlier = stored.setdefault("Clock", self.state())["attributes"]["earlier"]
         self._begin = time.perf_counter()
 
     def on_train_end(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:

@@ -64,6 +64,8 @@ def check_sharding(plugin: Any, config: Any, uses_micro_batches: bool) -> None:
         return
     if plugin.fsdp_version != 2:
         raise make_refusal("fsdp1")
+    if getattr(config, "backbone_config", None) is not None:
+        raise make_refusal("fsdp dense")
     if uses_micro_batches:
         raise make_refusal("sam micro-batches")
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")
@@ -79,6 +81,14 @@ def synchronize_batch_norms(model: nn.Module) -> None:
     """
     for module in model.modules():
         module.__class__ = _KINDS.get(type(module), type(module))
+
+
+def share_statistics(model: nn.Module) -> None:
+    """Give all processes the running statistics of the first one, which are those that are saved."""
+    if distributed.is_available() and distributed.is_initialized():
+        for name, buffer in model.named_buffers():
+            if "running_" in name:
+                distributed.broadcast(buffer, 0)
 
 
 def gather(value: torch.Tensor) -> torch.Tensor:

@@ -32,8 +32,8 @@ from hf_vit.families import find_family, get_problem_type
 from hf_vit.models.modeling_hf_axial_resnet import LogitNorm
 from hf_vit.results.facts import DataFact
 from hf_vit.training.processes import require_same
-from hf_vit.training.trainer.callbacks import LiveProgress, LoggedProgress
-from hf_vit.training.trainer.distributed import check_sharding, reshard
+from hf_vit.training.trainer.callbacks import Clock, LiveProgress, LoggedProgress
+from hf_vit.training.trainer.distributed import check_sharding, reshard, share_statistics
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy, smooth_labels, soft_cross_entropy
 from hf_vit.training.trainer.optimizers import make_parameter_groups
 from hf_vit.training.trainer.sam import SharpnessAware
@@ -42,6 +42,7 @@ from hf_vit.training.trainer.sampling import (
     EpochSampler,
     SeededDataset,
     SeededStream,
+    derive_seed,
     make_stream_loader,
     return_unchanged,
 )
@@ -69,7 +70,8 @@ class HfViTTrainer(Trainer):
     - `compute_loss_func=BinaryCrossEntropy()` trains with one yes or no per class, `WeightedCrossEntropy` with weights.
     - Batch norms with frozen weights keep their running statistics, and normalize with them.
     - A loss that is not a number stops the training before it spoils the weights; the error names step, learning rate
-      and remedy. On an accelerator this happens when the loss is logged, because reading it would delay every step.
+      and remedy. On an accelerator or in several processes this happens when the loss is logged, because reading it
+      would delay every step.
     - `save_model` writes no pickle (`training_args.bin`); only checkpoints hold the optimizer's state.
     - Progress is live on a terminal and in notebooks. Elsewhere standard error gets a line per evaluation and one per
       minute.
@@ -132,8 +134,9 @@ class HfViTTrainer(Trainer):
             for module in cast(nn.Module, self.model).modules()
             if hasattr(module, "running_var") and not getattr(module.weight, "requires_grad", True)
         ]
-        # Reading a loss makes an accelerator wait, so that there it is read only when it is logged.
-        self._checks_later = self.args.device.type != "cpu"
+        # Reading a loss makes an accelerator wait, so that there it is read only when it is logged; and an error of one
+        # process alone would leave the others waiting.
+        self._checks_later = self.args.device.type != "cpu" or self.args.world_size > 1
         strategy = self.args.train_sampling_strategy
         if strategy != "random":
             raise UserError(
@@ -153,6 +156,7 @@ class HfViTTrainer(Trainer):
         self.args.hub_strategy = HubStrategy.END  # a model is shared once, when it is complete
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
+        self.add_callback(Clock())
         self.add_callback(_BetweenSteps(self))
         if self.args.disable_tqdm or is_in_notebook():  # where transformers shows a table
             return
@@ -322,8 +326,11 @@ class HfViTTrainer(Trainer):
         return loss
 
     def _raise_if_diverged(self) -> None:
-        """Raise if the loss of an earlier step was not finite."""
-        step = int(self._diverged_at or 0)
+        """Raise in every process if the loss of an earlier step was not finite in one of them."""
+        if self._diverged_at is None:
+            return
+        steps: Any = self.accelerator.gather(self._diverged_at[None])
+        step = int(steps.max())
         if step:
             self._raise_diverged(step, f"NaN or infinite at step {step} (noticed at step {self.state.global_step}")
 
@@ -369,6 +376,8 @@ class HfViTTrainer(Trainer):
 
     def _begin_training(self) -> None:
         """Load the training weights of the checkpoint to resume from, or start a new average."""
+        if self.args.process_index:  # with one seed all processes would draw the same dropout
+            torch.manual_seed(derive_seed(self.args.seed, self.args.process_index))
         if self._checkpoint is not None and (self.average_decay is not None or self.adapter is not None):
             self._load_training_weights(self._checkpoint)
         elif self.average_decay is not None:
@@ -400,6 +409,7 @@ class HfViTTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate the weights that would be released, as transformers does."""
         with self._use_released_weights():
+            share_statistics(self.bare_model())
             return super().evaluate(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -9,6 +9,7 @@ from hf_vit.hub.card import refresh_card
 from hf_vit.hub.card_metadata import find_license, read_license, require_license
 from hf_vit.hub.push import Push, PushResult, push_to_hub
 from hf_vit.results.facts import DataFact, append_record, make_record
+from hf_vit.training.trainer.callbacks import Clock, find_callbacks
 
 # Arguments of transformers that the model card shows as the recipe.
 _RECIPE = (
@@ -102,7 +103,7 @@ def share_training(
         values=_collect_values(trainer),
         seed=arguments.seed,
         data=trainer.data_fact or _name_data(trainer.train_dataset),
-        seconds=_get_last(trainer, "train_runtime"),
+        seconds=find_callbacks(trainer, Clock)[0].seconds or None,
         device=str(arguments.device),
     )
     append_record(folder, record)
