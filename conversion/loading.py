@@ -182,6 +182,11 @@ def find_source(name: str | os.PathLike[str], *, revision: str | None = None, wi
     Raises:
         UserError: there is no such model, or its files refer to other paths or to code outside this package.
     """
+    if not isinstance(name, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UserError(
+            f"the model is a {type(name).__name__}; give a path, a Hub id or, to measure a model from Python, the pair "
+            "(model, image processor)"
+        )
     name = str(name)
     is_timm = name.startswith(TIMM)
     path = Path(name.removeprefix(TIMM)).expanduser()

@@ -1,5 +1,6 @@
 """`analyze` and its command: arrays of the documented shapes, files, facts, resuming, refusals, stages."""
 
+import copy
 import itertools
 import re
 import shutil
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from comparison.test_compare import contents
-from evaluation.tiny import make_images
+from evaluation.tiny import make_dataset, make_images
 from models.families import FAMILIES, randomise
 from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
@@ -29,9 +30,11 @@ from hf_vit.analysis import (
     stage_folders,
 )
 from hf_vit.analysis.rollout import draw_overlays
-from hf_vit.data import load_data, make_processor
+from hf_vit.data import ImageData, load_data, make_processor
 from hf_vit.errors import UserError
+from hf_vit.evaluation import evaluate_protocol, predict
 from hf_vit.hub.card import write_card
+from hf_vit.inference.optimize import optimize_for_inference
 from hf_vit.loading.model import load_model
 from hf_vit.results.facts import Facts, append_record, lock_folder, make_record
 
@@ -46,6 +49,37 @@ def axes_of(model, images=9):
         "layer": model.config.num_hidden_layers, "head": model.config.num_attention_heads,
         "image": min(images, SETTINGS.num_pictures), "row": h, "column": w, "other_row": h, "other_column": w,
     }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21 asks for it
+@pytest.mark.parametrize("form", ["torch.compile", "model.compile()", "peft"])
+def test_compiled_models_and_adapters_give_what_the_model_gives(form, with_processor):
+    """Also after a pass, when compiled code would run without the hooks that read layers and features."""
+    model, images = FAMILIES["plain"].build("classification"), make_images(9)
+    changed, processor = with_processor(copy.deepcopy(model))
+    pixel_values = processor(images=images, return_tensors="pt")["pixel_values"]
+    if form == "peft":
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+        torch.manual_seed(0)
+        changed = peft.get_peft_model(changed, config)
+        model = copy.deepcopy(changed).merge_and_unload()
+    elif form == "torch.compile":
+        changed = torch.compile(changed, backend="eager")
+    else:
+        changed.compile(backend="eager")
+    changed(pixel_values)
+    names = list(model.config.id2label.values())
+    data = ImageData("noise", "", {"test": make_dataset(5, names)}, names)
+    results = []
+    for pair in ((model, processor), (changed, processor)):
+        run = analyze(pair, images, only=["cka", "receptive_field", "attention_entropy"], settings=SETTINGS)
+        arrays = [run["cka"]["cka"], run["receptive_field"]["radius"], run["attention_entropy"]["entropy"]]
+        scores = [score for answer in predict(pair, images) for _, score in sorted(answer.scores)]
+        features, _ = evaluate_protocol("top1", pair, data, progress=False).examination.features("test")
+        results.append([*arrays, scores, features])
+    for expected, found in zip(*results, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -285,10 +319,18 @@ def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_p
 
 def test_what_cannot_be_done_is_said_before_any_work(saved, pictures, tmp_path, with_processor):
     out = tmp_path / "out"
+    optimized = with_processor(optimize_for_inference(FAMILIES["plain"].build("classification"), engine="torch"))
     relative = with_processor(FAMILIES["plain"].build("classification", "relative"))
     for model, images, only, said in (
         (saved, pictures, "cka_between", r"cka_between cannot be applied: .* give --against MODEL"),
         (saved, make_images(3), "cka", r"at least 4 images, but got 3"),
+        (optimized, pictures, "cka", r"is optimized for inference, so its layers cannot be read; give it as it was"),
+        (
+            optimized[0],
+            pictures,
+            "cka",
+            r"the model is a \w+; give a path, a Hub id or, .* the pair \(model, image pro",
+        ),
         (
             relative,
             pictures,

@@ -24,7 +24,7 @@ from hf_vit.analysis.images import AnalysisImages, CueConflicts
 from hf_vit.errors import UserError
 from hf_vit.families import FAMILIES
 from hf_vit.loading.model import LoadedModel
-from hf_vit.loading.outputs import find_layers, find_output_token, is_channels_last, watch_layers
+from hf_vit.loading.outputs import find_layers, find_output_token, is_channels_last, run_hooks, watch_layers
 from hf_vit.loading.pixels import crop_to_patches
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.modeling_hf_vit import (
@@ -307,7 +307,8 @@ class AttentionReader:
                 axis = name.split(".")[-2]  # "row" or "column" in "layers.0.row.attention"
                 handles.append(module.register_forward_pre_hook(make_hook(axis), with_kwargs=True))
         try:
-            self.encoder(pixel_values, **forward_options(self.encoder, pixel_values))
+            with run_hooks(self.encoder):
+                self.encoder(pixel_values, **forward_options(self.encoder, pixel_values))
         finally:
             for handle in handles:
                 handle.remove()

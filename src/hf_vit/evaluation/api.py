@@ -23,7 +23,7 @@ from hf_vit.evaluation.reading import refuse_output_in, restored_modes
 from hf_vit.evaluation.runners import open_runner, prepare_engine
 from hf_vit.families import DenseTask, find_regression_reason
 from hf_vit.loading.graphs import find_graph
-from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.model import LoadedModel, load_model, unwrap_model
 from hf_vit.loading.optimizing import describe_engine
 from hf_vit.loading.outputs import get_dense_task
 from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
@@ -190,6 +190,6 @@ def _find_dense_task(model: Any) -> DenseTask | None:
     if isinstance(model, LoadedModel):
         return get_dense_task(model.model)
     if isinstance(model, tuple):
-        return get_dense_task(cast("tuple[Any, Any]", model)[0])
+        return get_dense_task(unwrap_model(cast("tuple[Any, Any]", model)[0]))
     head = find_source(model).dense_head
     return None if head is None else head.task

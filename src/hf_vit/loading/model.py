@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, final
 
@@ -219,6 +220,12 @@ def _has_classification_head(model: nn.Module) -> bool:
     return any("ForImageClassification" in name for name in names) and bool(getattr(model.config, "num_labels", 0))
 
 
+def unwrap_model(model: Any) -> Any:
+    """Return the model inside one of `torch.compile` or of peft; with peft's adapters, which are in its layers."""
+    model = getattr(model, "_orig_mod", model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def load_model(
     source: Any, device: str | None = None, *, as_classifier: bool = False, inside: bool = False
 ) -> LoadedModel:
@@ -231,7 +238,8 @@ def load_model(
     Args:
         source: a folder (also of timm), a graph of `hf-vit export` or its folder, a model of the Hub (owner/name or
             owner/name@REVISION), "timm:NAME" or "timm:NAME@FILE", any other source of `hf-vit convert`, a pair (model,
-            image processor) or a `LoadedModel`.
+            image processor) or a `LoadedModel`. The model of a pair may have adapters of peft; one of `torch.compile`
+            is run uncompiled (`model.compile()` compiles it in place).
         device: torch device, by default a GPU if there is one. Models from Python stay on their device.
         as_classifier: refuse a source that is not a trained image classifier.
         inside: convert timm models if possible, because the caller reads layers of the model.
@@ -243,9 +251,15 @@ def load_model(
         return source
     if isinstance(source, tuple):
         model, processor = cast("tuple[nn.Module, Any]", source)
+        model = unwrap_model(model)
+        if inside and hasattr(model, "engine"):
+            raise UserError(
+                "the model is optimized for inference, so its layers cannot be read; give it as it was before "
+                "optimize_for_inference"
+            )
         return _wrap(model, processor, type(model).__name__)
     keep_freed_memory()
-    graph = find_graph(str(source))
+    graph = find_graph(str(source)) if isinstance(source, str | PathLike) else None
     if graph is not None:
         runtime, file = graph
         return _load_graph(runtime, file, device, inside)

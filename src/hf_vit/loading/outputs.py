@@ -5,7 +5,7 @@ Legend: B batch, C channels, H x W px (height, width), N tokens, D hidden size, 
 
 import re
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +39,12 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     return modules
 
 
+def run_hooks(model: nn.Module) -> AbstractContextManager[object]:
+    """Return a context in which all hooks of a model run, of which code that torch has compiled leaves out some."""
+    is_compiled = any(module._compiled_call_impl or hasattr(module, "_orig_mod") for module in model.modules())
+    return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
+
+
 @contextmanager
 def watch_layers(model: nn.Module, receive: Callable[[str, torch.Tensor], None]) -> Generator[None]:
     """Call `receive(name, features)` with the output of every layer that runs inside the `with` block."""
@@ -53,7 +59,8 @@ def watch_layers(model: nn.Module, receive: Callable[[str, torch.Tensor], None])
 
     handles = [module.register_forward_hook(make_hook(name)) for name, module in find_layers(model).items()]
     try:
-        yield
+        with run_hooks(model):
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -121,7 +128,8 @@ def _record_head_input(model: nn.Module, encoder: nn.Module, pixel_values: torch
 
     handles = [head.register_forward_pre_hook(record_input) for head in model.children() if head is not encoder]
     try:
-        call_model(model, pixel_values)
+        with run_hooks(model):
+            call_model(model, pixel_values)
     finally:
         for handle in handles:
             handle.remove()
