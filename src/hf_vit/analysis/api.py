@@ -350,7 +350,7 @@ def analyze(
         for each in filter(None, (loaded, context.against)):
             if not all(bool(parameter.isfinite().all()) for parameter in each.model.parameters()):
                 raise UserError(
-                    f"the weights of {each.name} are NaN or infinite, so it diverged; use another checkpoint"
+                    f"{each.name} has NaN or infinite weights, as its training diverged; use another checkpoint"
                 )
         run = AnalysisRun(loaded, context.images)
         applicable = _select_applicable(only, context, run)
