@@ -431,19 +431,22 @@ def test_a_short_training_evaluates_no_longer_than_it_trains(tiny_checkpoint, tm
             header = struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, *array.shape)
             (tmp_path / "data").mkdir(exist_ok=True)
             (tmp_path / "data" / f"{split}-{kind}-ubyte").write_bytes(header + array.astype(np.uint8).tobytes())
-    lines = list[str]()
-    recipe = {"steps": 3, "batch_size": 8, "warmup": 10}
+    data, lines = load_data(tmp_path / "data"), list[str]()
+    recipe = {"steps": 3, "batch_size": 8, "warmup": 10, "keep_checkpoints": True}
     for given, count, words in (
         ({}, 1, "once instead of 20 times, and on 500 images"),
         ({"evaluations": 3}, 3, "on 500 images"),  # a number that was given stays
     ):
         out = tmp_path / f"out{count}"
-        result = finetune(str(tiny_checkpoint), tmp_path / "data", out, report=lines.append, **recipe, **given)
+        result = finetune(str(tiny_checkpoint), data, out, report=lines.append, **recipe, **given)
         assert (Facts.load(out).records[-1].data.size, result.test.num_images) == (500, 500)
         assert sum("eval_loss" in entry for entry in result.history) == count
         assert any(f"a short training: it evaluates {words} of each split" in line for line in lines)
+    shutil.copytree(tmp_path / "out1" / "checkpoints", tmp_path / "again" / "checkpoints")
+    with pytest.raises(UserError, match=r"limited_evaluation was \[1, 500\] and is now \[20, 500\]"):
+        finetune(str(tiny_checkpoint), data, tmp_path / "again", resume=True, evaluations=20, **recipe)
     assert any("the warm-up of 10 steps is longer than the training of 3, so" in line for line in lines)
-    data, options = load_data(tmp_path / "data"), FinetuneOptions()
+    options = FinetuneOptions()
     cases = ((300, 16, 10, 10, {}), (240, 16, 30, 6, {}), (240, 16, 30, 28, {"objective": "masked-patch"}))
     for steps, batch, evaluations, expected, task in cases:  # a pre-training is not tested
         settings = SimpleNamespace(evaluations=evaluations, batch_size=batch)

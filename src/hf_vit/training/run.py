@@ -56,6 +56,7 @@ from hf_vit.training.plan import (
     count_steps,
     get_vision_config,
     get_work_folder,
+    limit_evaluation,
     micro_batch_size,
     note_limited_evaluation,
     note_long_warmup,
@@ -370,6 +371,8 @@ def _collect_settings(run: Run) -> dict[str, Any]:
     }
     if run.data.cut:  # another way to cut splits could put test images into the training
         settings["splits"] = f"{' and '.join(run.data.cut)} cut by content"
+    if note_limited_evaluation(run):  # a typed number of evaluations, and version 0.2, have other ones
+        settings["limited_evaluation"] = list(limit_evaluation(run))
     if run.options.cache_features:  # features differ in the last digits from those of a training step
         settings["cache_features"] = True
     if run.options.streaming:  # its fingerprint does not cover the columns
