@@ -295,8 +295,9 @@ def test_a_killed_sweep_goes_on_to_the_same(swept, sweep, tmp_path):
     shutil.rmtree(again / "checkpoints" / "rate-0.003" / "checkpoints" / "checkpoint-12")
     with pytest.raises(UserError, match="holds an unfinished run; add --resume"):
         sweep(again)
-    with pytest.raises(UserError, match=r"started with the learning rates 1e-06,0\.003"):
-        sweep(again, rates=(0.1, 0.2), resume=True)
+    for rates in ((0.1, 0.2), False):
+        with pytest.raises(UserError, match=r"started with the learning rates 1e-06,0\.003"):
+            sweep(again, rates=rates, resume=True)
     result = sweep(again, resume=True)
     assert not (again / "checkpoints").exists()
     without_time = [[{**trial, "seconds": None} for trial in run.trials] for run in (done, result)]

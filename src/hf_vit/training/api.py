@@ -16,7 +16,7 @@ from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.training.plan import Job, Run, Start, count_steps, use_bf16
 from hf_vit.training.processes import is_main, report_on_main, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
-from hf_vit.training.run import ReportLine, get_seconds, read_run, run_job, train_once, write_run
+from hf_vit.training.run import ReportLine, get_seconds, make_trials_error, read_run, run_job, train_once, write_run
 from hf_vit.training.tasks.classification import Classification, ClassifierTask
 from hf_vit.training.tasks.distillation import Distillation, DistillationOptions
 from hf_vit.training.tasks.momentum_contrast import Contrast, ContrastiveOptions
@@ -301,11 +301,7 @@ def _record_trials(job: Job, settings: dict[str, Any]) -> None:
         write_run(job.work, settings)
     if old_settings is None or old_settings == settings:
         return
-    old_rates = ",".join(f"{rate:g}" for rate in old_settings.get("sweep_rates", []))
-    old_start = f"the learning rates {old_rates}" if old_rates else f"--tune {old_settings.get('tune')}"
-    raise UserError(
-        f"the run in {job.output} was started with {old_start}; resume it with the same, or choose another --output"
-    )
+    raise make_trials_error(job.output, old_settings)
 
 
 def _tune(

@@ -391,6 +391,8 @@ def record_run(run: Run) -> None:
         return
     settings = _collect_settings(run)
     old_settings = read_run(run.work)
+    if old_settings is not None and "model" not in old_settings:
+        raise make_trials_error(run.output, old_settings)
     if old_settings is None or run.checkpoint is None:  # without a checkpoint other settings do no harm
         write_run(run.work, settings)
         if 0 < len(run.data.files) <= _MOST_FILES:  # for the names of changed files in a later error
@@ -420,6 +422,15 @@ def record_run(run: Run) -> None:
     raise UserError(
         f"--resume needs the settings that {run.output} was started with, but "
         f"{'; '.join(different)}{files}; give the old settings, or another --output"
+    )
+
+
+def make_trials_error(output: Path, old_settings: Mapping[str, Any]) -> UserError:
+    """Return the error of a sweep, or of `--tune auto`, that is resumed as another training."""
+    old_rates = ",".join(f"{rate:g}" for rate in old_settings.get("sweep_rates", []))
+    old_start = f"the learning rates {old_rates}" if old_rates else f"--tune {old_settings.get('tune')}"
+    return UserError(
+        f"the run in {output} was started with {old_start}; resume it with the same, or choose another --output"
     )
 
 
