@@ -1,6 +1,5 @@
 """What every test shares: offline and quiet Hugging Face libraries with a cache of their own, one thread, one seed."""
 
-import copy
 import functools
 import gc
 import io
@@ -111,39 +110,6 @@ def _quick_reports() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Figure, "savefig", save)
-        # `hf-vit finetune` measures this machine's matrix products for 0.3 s.
-        patched.setattr("hf_vit.cost.trainings._SECONDS", 0.0)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_list_of_operators() -> Iterator[None]:
-    """Let torch's exporter collect the operators of an opset once, where it takes 0.3 s for every graph."""
-    import torch._export.utils
-    import torch.onnx
-
-    known, export = dict[str, Any](), torch.onnx.export
-    fill_namespaces = functools.cache(torch._export.utils._materialize_cpp_cia_ops)
-
-    def collected_once(*arguments: Any, **options: Any) -> Any:
-        from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-        collect = ONNXRegistry.from_torchlib
-
-        def copied(**opset: int) -> Any:
-            if (key := str(opset)) not in known:
-                known[key] = collect(**opset)
-            registry = copy.copy(known[key])
-            registry.functions = {name: [*functions] for name, functions in registry.functions.items()}
-            return registry
-
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
-            patched.setattr(torch._export.utils, "_materialize_cpp_cia_ops", fill_namespaces)
-            return export(*arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(torch.onnx, "export", collected_once)
         yield
 
 

@@ -77,7 +77,7 @@ REFUSED = {
     "export {folder}/model {folder}/executorch --to executorch": ("executorch", "executorch"),
     "export {folder}/model {folder}/timm --to timm": ("timm", "timm"),
     "page {folder}/model --output {folder}/page": ("onnx", "export"),
-    "embed {folder}/model --data {folder} --output {folder}/rows --runner ray": ("Ray", "ray"),
+    "embed {folder}/model --data {folder}/model --output {folder}/rows --runner ray": ("Ray", "ray"),
     "convert timm:vit_tiny_patch16_224 {folder}/timm": ("timm", "timm"),
 }
 

@@ -349,10 +349,10 @@ def test_why_nothing_could_be_written_is_told(
     """What cannot be removed is an error of its own."""
     before, save = getrlimit(RLIMIT_NOFILE), ir.save
 
-    def starve_when_it_begins(*arguments: Any) -> None:
+    def starve_when_it_begins(*arguments: Any, **options: Any) -> None:
         if "denied" not in reason:
             starve()
-        save(*arguments)
+        save(*arguments, **options)
 
     choose_first = int8.choose_float_parts
 

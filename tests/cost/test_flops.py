@@ -213,8 +213,8 @@ def test_corrections_are_said_and_lead_to_the_result() -> None:
 
 
 def test_a_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the fastest of its products but the first, within 0.3 s of a clock that products move."""
-    now, seconds, sides = 0.0, iter([0.03125, 0.125, 0.0625, 0.125, 0.125]), list[int]()
+    """By the fastest of its products but the first, within 0.1 s of a clock that products move."""
+    now, seconds, sides = 0.0, iter([1 / 128, 1 / 32, 1 / 64, 1 / 32, 1 / 32]), list[int]()
 
     def multiply(left: torch.Tensor, right: torch.Tensor) -> None:
         nonlocal now
@@ -222,9 +222,8 @@ def test_a_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         sides.append(*{*left.shape, *right.shape})
 
     monkeypatch.setattr(torch, "mm", multiply)
-    monkeypatch.setattr("hf_vit.cost.trainings._SECONDS", 0.3)
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    assert matmul_flops_per_second("cpu") == 2 * sides[0] ** 3 / 0.0625
+    assert matmul_flops_per_second("cpu") == 2 * sides[0] ** 3 * 64
 
 
 @pytest.mark.gpu

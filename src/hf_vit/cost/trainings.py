@@ -23,12 +23,12 @@ DEFAULT_UTILISATION = 0.4
 # Factor of contrastive training per image: two views pass forward and backward through the model, and forward
 # through its momentum copy.
 _CONTRASTIVE = 2 * (3 + 1) / 3
-_SECONDS = 0.3  # duration of measuring a rate
+_SECONDS = 0.1  # duration of measuring a rate
 _SIDES = {"cpu": 1024, "cuda": 8192}  # matrix sizes that reach the full rate and still allow many products
 
 
 def matmul_flops_per_second(device: str = "cpu", precision: Literal["fp32", "bf16"] = "fp32") -> float:
-    """Return the FLOP/s of the fastest of many square matrix products on a torch device, measured for 0.3 s."""
+    """Return the FLOP/s of the fastest of many square matrix products on a torch device, measured for 0.1 s."""
     torch_device = torch.device(device)
     side = _SIDES.get(torch_device.type, 2048)
     matrix = torch.ones(side, side, device=torch_device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
