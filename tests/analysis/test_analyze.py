@@ -85,7 +85,7 @@ def test_compiled_models_and_adapters_give_what_the_model_gives(form, with_proce
 @pytest.mark.parametrize("family", FAMILIES)
 def test_arrays_have_the_documented_shapes(family, with_processor):
     model = FAMILIES[family].build("classification")
-    run = analyze(with_processor(model), make_images(9), settings=SETTINGS)
+    run = analyze(with_processor(model), itertools.cycle(make_images(9)), settings=SETTINGS)
     assert set(run) | {"cka_between", "shape_bias"} == set(ANALYSES)
     assert list(run.left_out) == ["cka_between", "shape_bias"]
     sizes = axes_of(model)

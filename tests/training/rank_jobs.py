@@ -44,6 +44,7 @@ def tables(folder: Path) -> None:
 def half_diverged(folder: Path) -> None:
     """A sweep over batch norms, of whose first rate only the second process gets a loss that is no number."""
     from hf_vit import HfAxialResNetConfig
+    from hf_vit.errors import UserError
     from hf_vit.training import HfViTTrainer
     from hf_vit.training import finetune as run
 
@@ -57,6 +58,10 @@ def half_diverged(folder: Path) -> None:
     settings = SETTINGS | dict(steps=2, evaluations=1, micro_batch_size=4, process_timeout=20)
     with patch.object(HfViTTrainer, "compute_loss", explode):
         result = run(config, str(folder / "colours"), folder / "sweep", lr_sweep=(0.2, 0.1), **settings)
+        try:
+            run(config, str(folder / "colours"), folder / "diverged", **settings | dict(learning_rate=0.2))
+        except UserError as error:
+            report(folder, "diverged", str(error))
     report(folder, "sweep", [[trial["loss"] for trial in result.trials], result.validation["loss"]])
 
 

@@ -109,6 +109,8 @@ def test_processes_draw_apart_diverge_together_and_judge_what_is_saved(pair):
     assert ours == theirs
     (diverged, loss), validation_loss = ours
     assert (diverged, loss) == (None, validation_loss)
+    for message in read("diverged"):
+        assert "infinite at step 1 (noticed at step 2" in message, "the other process diverges one step later"
     data, model = str(folder / "colours"), str(folder / "sweep")
     saved = evaluate_protocol("top1", model, data, split="validation", progress=False, optimize=False).result
     assert validation_loss == pytest.approx(saved.loss, abs=1e-6), "with the running statistics of the first process"

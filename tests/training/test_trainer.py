@@ -153,10 +153,15 @@ def test_on_an_accelerator_a_loss_that_is_no_number_is_seen_when_it_is_logged(ma
         trainer.train()
     assert not [entry for entry in trainer.state.log_history if "loss" in entry]
     trainer = make_trainer(max_steps=3, logging_steps=500, save_strategy="no")
+    weights = copy.deepcopy(trainer.model.state_dict())
     trainer.train_dataset.pixels[:] = torch.nan
     trainer._checks_later = True
     with pytest.raises(UserError, match=r"at step 1 \(noticed at step 3"):
         trainer.train()
+    trainer.train_dataset.pixels[:] = 0
+    trainer.model.load_state_dict(weights)
+    trainer.train()
+    assert trainer.state.stateful_callbacks["Clock"]["attributes"]["earlier"] == 0, "a new training, of its own time"
 
 
 def test_nothing_shared_is_a_pickle(make_trainer, tmp_path):

@@ -167,7 +167,7 @@ class _Rereader:
 
 def _take_pictures(pictures: Iterable[Any], num_images: int) -> AnalysisImages:
     """Return the first of some Pillow images or files."""
-    images = list(pictures)[:num_images]
+    images = list(islice(pictures, num_images))
     if not images:
         raise UserError("the list of images is empty; give at least one image")
 

@@ -231,7 +231,8 @@ def restored_modes(*sources: Any) -> Generator[None]:
 
     Where several threads use a model, the last one restores it.
     """
-    models = [cast("tuple[nn.Module, Any]", source)[0] for source in sources if isinstance(source, tuple)]
+    firsts = [cast("tuple[Any, Any]", source)[0] for source in sources if isinstance(source, tuple)]
+    models: list[nn.Module] = [first for first in firsts if hasattr(first, "modules")]  # load_model refuses others
     with _lock:
         for model in models:
             modules, calls = _in_use.get(id(model)) or (_list_training_modules(model), 0)

@@ -371,7 +371,7 @@ def _collect_settings(run: Run) -> dict[str, Any]:
     }
     if run.data.cut:  # another way to cut splits could put test images into the training
         settings["splits"] = f"{' and '.join(run.data.cut)} cut by content"
-    if note_limited_evaluation(run):  # a typed number of evaluations, and version 0.2, have other ones
+    if limit_evaluation(run)[1] is not None:  # scores of other images, as version 0.2 has, cannot be compared
         settings["limited_evaluation"] = list(limit_evaluation(run))
     if run.options.cache_features:  # features differ in the last digits from those of a training step
         settings["cache_features"] = True
@@ -568,7 +568,7 @@ def _resume(trainer: HfViTTrainer, checkpoint: Path, report: ReportLine) -> None
     best_checkpoint = checkpoint.with_name(f"checkpoint-{state.get('best_global_step')}")
     if is_complete(best_checkpoint):
         state["best_model_checkpoint"] = str(best_checkpoint.resolve())
-    else:  # the best of the other evaluations takes its place, so that the scores are those of the saved weights
+    else:  # so that the scores are those of the saved weights
         state |= dict.fromkeys(("best_model_checkpoint", "best_global_step", "best_metric"))
     write_atomically(checkpoint / _STATE_NAME, json.dumps(state, indent=2, sort_keys=True) + "\n")
     if not has_ended(checkpoint):

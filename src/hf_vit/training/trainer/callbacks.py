@@ -125,6 +125,9 @@ class Clock(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
         # transformers restores callbacks on request only; the checkpoint of another trainer has no time.
         stored: Any = state.stateful_callbacks
+        if not state.global_step:  # a new training, perhaps after one that was interrupted
+            self.earlier, self._begin = 0.0, None
+            stored["Clock"] = self.state()
         self.earlier = stored.setdefault("Clock", self.state())["attributes"]["earlier"]
         self._begin = time.perf_counter()
 

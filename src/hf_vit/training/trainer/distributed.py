@@ -85,10 +85,9 @@ def synchronize_batch_norms(model: nn.Module) -> None:
 
 def share_statistics(model: nn.Module) -> None:
     """Give all processes the running statistics of the first one, which are those that are saved."""
-    if distributed.is_available() and distributed.is_initialized():
-        for name, buffer in model.named_buffers():
-            if "running_" in name:
-                distributed.broadcast(buffer, 0)
+    for name, buffer in model.named_buffers():
+        if "running_" in name:
+            distributed.broadcast(buffer, 0)
 
 
 def gather(value: torch.Tensor) -> torch.Tensor:

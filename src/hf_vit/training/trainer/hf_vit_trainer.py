@@ -330,7 +330,7 @@ class HfViTTrainer(Trainer):
         if self._diverged_at is None:
             return
         steps: Any = self.accelerator.gather(self._diverged_at[None])
-        step = int(steps.max())
+        step = min((each for each in steps.tolist() if each), default=0)  # the others follow, by its gradients
         if step:
             self._raise_diverged(step, f"NaN or infinite at step {step} (noticed at step {self.state.global_step}")
 
@@ -376,6 +376,7 @@ class HfViTTrainer(Trainer):
 
     def _begin_training(self) -> None:
         """Load the training weights of the checkpoint to resume from, or start a new average."""
+        self._diverged_at = None
         if self.args.process_index:  # with one seed all processes would draw the same dropout
             torch.manual_seed(derive_seed(self.args.seed, self.args.process_index))
         if self._checkpoint is not None and (self.average_decay is not None or self.adapter is not None):
@@ -409,7 +410,8 @@ class HfViTTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate the weights that would be released, as transformers does."""
         with self._use_released_weights():
-            share_statistics(self.bare_model())
+            if self.args.world_size > 1:
+                share_statistics(self.bare_model())
             return super().evaluate(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
