@@ -18,7 +18,7 @@ from hf_vit.conversion.targets.target import OutgoingModel, has_head
 from hf_vit.data.labels import refuse_surrogates
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
-from hf_vit.families import refuse_regression
+from hf_vit.families import refuse_diverged, refuse_regression
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import append_record, make_record
@@ -108,11 +108,7 @@ def export(
     with quiet_transformers():
         loaded, processor = open_model(model)
         refuse_surrogates(list((loaded.config.id2label or {}).values()))
-        if not all(bool(weight.isfinite().all()) for weight in loaded.parameters()):
-            raise UserError(
-                "the model has weights that are NaN or infinite, so it cannot be exported; use a checkpoint from "
-                "before the training diverged"
-            )
+        refuse_diverged(loaded, "the model", "exported")
         if type(loaded).__name__.endswith("ForImageClassification") and not has_head(loaded):
             loaded = getattr(loaded, loaded.base_model_prefix)  # with num_labels=0 the rest returns its pooled output
         target.refuse_inexpressible(loaded)

@@ -92,7 +92,7 @@ def _quick_reports() -> Iterator[None]:
     """Draw figures of one kind once, except in their own tests: drawing takes most of a short training."""
     from matplotlib.figure import Figure
 
-    savefig, drawn = Figure.savefig, dict[str, bytes]()
+    savefig, pictures = Figure.savefig, dict[str, bytes]()
 
     def save(figure: Figure, file: Any, **options: Any) -> None:
         of_figures = re.search(
@@ -102,11 +102,11 @@ def _quick_reports() -> Iterator[None]:
             return savefig(figure, file, **options)
         marks = [Counter(type(artist).__name__ for artist in axes.get_children()) for axes in figure.axes]
         kind = f"{options} {figure.get_size_inches()} {marks}"
-        if kind not in drawn:
+        if kind not in pictures:
             savefig(figure, file, **options)
-            drawn[kind] = file.getvalue()
+            pictures[kind] = file.getvalue()
         else:
-            file.write(drawn[kind])
+            file.write(pictures[kind])
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Figure, "savefig", save)

@@ -244,6 +244,15 @@ def refuse_regression(model: Any, name: str, purpose: str, remedy: str = "hf-vit
         raise UserError(f"{purpose} needs a classifier, but {name} is a regression model ({reason}); {remedy}")
 
 
+def refuse_diverged(model: Any, name: str, use: str) -> None:
+    """Raise UserError if a model has weights that are NaN or infinite; `use` is what was to be done ("exported")."""
+    if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
+        raise UserError(
+            f"{name} has weights that are NaN or infinite, so it cannot be {use}; use a checkpoint from before the "
+            "training diverged"
+        )
+
+
 def find_own_class(config: Mapping[str, Any], model_class: type[PreTrainedModel] | None = None) -> str | None:
     """Return the class from outside this package that a config.json names; None if it names a class of the package.
 

@@ -343,7 +343,7 @@ def test_what_cannot_be_done_is_said_before_any_work(saved, pictures, tmp_path, 
     diverged = FAMILIES["plain"].build("classification")
     torch.nn.init.constant_(diverged.classifier.weight, torch.nan)
     for against in (None, saved):
-        with pytest.raises(UserError, match=r"has NaN or infinite weights, as its training diverged; use another"):
+        with pytest.raises(UserError, match=r"has weights that are NaN or infinite, so it cannot be analyzed; use a"):
             analyze(against or with_processor(diverged), pictures, out, against=against and with_processor(diverged))
     with pytest.raises(UserError, match=r"cka_batch_size=3 is too small"):
         AnalysisSettings(cka_batch_size=3)

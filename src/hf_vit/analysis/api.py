@@ -38,6 +38,7 @@ from hf_vit.data.transforms import keeps_shapes
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, report_full_memory
 from hf_vit.evaluation.reading import refuse_output_in, restored_modes
+from hf_vit.families import refuse_diverged
 from hf_vit.hub.card import refresh_card
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints, parse_step
 from hf_vit.loading.model import LoadedModel, load_model
@@ -348,10 +349,7 @@ def analyze(
             optimize=optimize,
         )
         for each in filter(None, (loaded, context.against)):
-            if not all(bool(parameter.isfinite().all()) for parameter in each.model.parameters()):
-                raise UserError(
-                    f"{each.name} has NaN or infinite weights, as its training diverged; use another checkpoint"
-                )
+            refuse_diverged(each.model, each.name, "analyzed")
         run = AnalysisRun(loaded, context.images)
         applicable = _select_applicable(only, context, run)
         if output is None:  # nothing is written, recorded or reported

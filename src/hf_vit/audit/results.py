@@ -138,11 +138,11 @@ def _measure_again(
         titles = PUBLISHED.get(protocol, ("", {}))[1].items()
         measurements = evaluation.result.headline() | {title: measurements.get(key) for key, title in titles}
         headline = recorded_values["headline"]
-        shown = {name.casefold(): value for name, value in headline.items()}
+        headline_values = {name.casefold(): value for name, value in headline.items()}
         metadata = {title: recorded_values.get(key) for key, title in titles}
         # A metric of both is one finding, unless its two numbers differ.
         recorded_values = headline | {
-            title: value for title, value in metadata.items() if value != shown.get(title.casefold())
+            title: value for title, value in metadata.items() if value != headline_values.get(title.casefold())
         }
     ties = NearTies(evaluation.examination) if is_top1 else None
     for name in measurements if is_top1 else recorded_values:

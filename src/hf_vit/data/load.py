@@ -486,9 +486,9 @@ def _find_stream_classes(source: DataSource, raw: RawTables) -> tuple[LabelMap, 
     hidden = [split for split, values in labels.items() if split != "train" and values and is_unlabeled(values)]
     if raw.label_names is not None:
         return LabelMap.from_names(raw.label_names), hidden
-    labeled = {split: values for split, values in labels.items() if split not in hidden}
-    classes = _make_label_map(source.name, raw, labeled.get("train") or [*chain.from_iterable(labeled.values())])
-    for split, values in labeled.items():
+    labels = {split: values for split, values in labels.items() if split not in hidden}
+    classes = _make_label_map(source.name, raw, labels.get("train") or [*chain.from_iterable(labels.values())])
+    for split, values in labels.items():
         for value in values:
             classes.get_number(value, f"an image of split {split}")
     return classes, hidden

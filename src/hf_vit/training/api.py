@@ -164,18 +164,11 @@ def _make_job(
     base = find_recipe(named) if isinstance(named, str) else named
     changed = base.override(**{name: value for name, value in settings.items() if name not in RUN_FIELDS})
     source = str(model) if isinstance(model, Path) else model
+    data_name = str(data) if isinstance(data, Path) else data
     if isinstance(data, ImageData):
         run_options = replace(run_options, streaming=bool(data.readers))
     keeps_evaluations = settings.get("evaluations") is not None
-    return Job(
-        source,
-        str(data) if isinstance(data, Path) else data,
-        Path(output),
-        changed,
-        run_options,
-        command,
-        keeps_evaluations,
-    )
+    return Job(source, data_name, Path(output), changed, run_options, command, keeps_evaluations)
 
 
 def pretrain(

@@ -371,8 +371,9 @@ def _collect_settings(run: Run) -> dict[str, Any]:
     }
     if run.data.cut:  # another way to cut splits could put test images into the training
         settings["splits"] = f"{' and '.join(run.data.cut)} cut by content"
-    if limit_evaluation(run)[1] is not None:  # scores of other images, as version 0.2 has, cannot be compared
-        settings["limited_evaluation"] = list(limit_evaluation(run))
+    evaluations, num_images = limit_evaluation(run)
+    if num_images is not None:  # scores of other images, as version 0.2 has, cannot be compared
+        settings["limited_evaluation"] = [evaluations, num_images]
     if run.options.cache_features:  # features differ in the last digits from those of a training step
         settings["cache_features"] = True
     if run.options.streaming:  # its fingerprint does not cover the columns
