@@ -18,7 +18,7 @@ from hf_vit_settings import (
 )
 
 _PATCHES = "Options of masked and next patch prediction"
-_SHARING_OPTIONS = ("push", "private", "license", "share_images")
+_FINETUNE_OPTIONS = ("push", "private", "license", "share_images", "cache_features")
 _RECIPE_OPTIONS = (
     *("epochs", "steps", "batch_size", "learning_rate", "weight_decay", "schedule", "warmup", "cooldown"),
     *("min_learning_rate", "clip", "dropout", "drop_path", "evaluations"),
@@ -28,7 +28,7 @@ _AUGMENTATION_OPTIONS = ("random_resized_crop", "horizontal_flip", "shift_px")
 
 @options.with_options(
     *CONTRASTIVE_FIELDS.values(),
-    *(field for name, field in RUN_FIELDS.items() if name not in _SHARING_OPTIONS),
+    *(field for name, field in RUN_FIELDS.items() if name not in _FINETUNE_OPTIONS),
     *map(RECIPE_FIELDS.__getitem__, _RECIPE_OPTIONS),
     *map(AUGMENTATION_FIELDS.__getitem__, _AUGMENTATION_OPTIONS),
 )

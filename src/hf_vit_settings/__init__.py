@@ -367,10 +367,7 @@ class FinetuneOptions:
         0, "Random seed for weight initialization, data order, augmentation, masks and dropout.", at_least=0
     )
     num_workers: int = setting(0, "Number of data loading processes.", at_least=0)
-    streaming: bool = _run(
-        False,
-        "Read the data while training instead of loading it first; needs --steps unless the number of images is known.",
-    )
+    streaming: bool = _run(False, "Read images as they are needed instead of loading the data set first.")
     skip_bad_images: bool = _run(
         False, "Skip unreadable images, and training images smaller than a patch, instead of stopping."
     )

@@ -81,6 +81,15 @@ def test_help_version_and_misuse_need_no_library():
     assert len(finished.stderr.splitlines()) == len(wrong), "one line each"
 
 
+def test_help_names_only_options_of_its_own_command():
+    for name, command in COMMANDS.items():
+        known = {f"--{parameter.name}"[:end] for parameter in command.params for end in (None, -1)}
+        known |= {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+        for parameter in command.params:
+            text = (getattr(parameter, "help", None) or "").replace("as in --data of ", "")
+            assert {*re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)} <= known, (name, parameter.name)
+
+
 def test_completion_needs_no_library():
     variables = {"_HF_VIT_COMPLETE": "complete_bash", "COMP_WORDS": "hf-vit fin", "COMP_CWORD": "1"}
     finished = subprocess.run(

@@ -125,7 +125,7 @@ def test_damaged_and_foreign_features_are_refused(how, train, cache):
         (dict(rotation_degrees=5.0), "rotation_degrees 5.0"),
         (dict(mixup_alpha=0.2), "mixup_alpha 0.2"),
         (dict(streaming=True), "leave --streaming out"),
-        (dict(task="segmentation"), "classification without a teacher only"),
+        (dict(task="segmentation"), "needs a classifier that has no teacher"),
         (dict(drop_path=0.1), "drop_path_rate 0.1"),
         (dict(dropout=0.1), "hidden_dropout_prob 0.1"),
         (

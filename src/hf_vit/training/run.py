@@ -164,7 +164,7 @@ def _check_caching(task: Task[Any], job: Job) -> None:
     variation = ", ".join(f"{name} {value}" for name, value in augmentation.items())
     reason = ""
     if not task.caches_features:
-        reason = "works for classification without a teacher only"
+        reason = "needs a classifier that has no teacher; leave --task or --teacher out"
     elif tune != "head":
         reason = f"needs a frozen backbone, which --tune {tune} trains; use --tune head"
     elif job.options.streaming:
