@@ -1,19 +1,19 @@
 """Compare the speed of axial or local attention blocks with full attention blocks, for one image.
 
-All have D 384, 6 heads and an MLP of 1536, under sdpa. A block whose values are passed on in place of the attention
-("without attention", "dense layers alone") is what no attention can be faster than. Memory is what torch allocates at
-most beyond weights and input for one block.
+A block whose values are passed on in place of the attention ("without attention", "dense layers alone") is what no
+attention can be faster than. Memory is what torch allocates at most beyond weights and input for one block.
 
-axial: grids of 28 to 96 tokens a side; an axial block holds two attentions and two MLPs, hence two full blocks, ours
-and transformers' own. The exponent is that of the block's time against the number of tokens, from 28x28 to 96x96.
+axial: an axial block holds two attentions and two MLPs, hence two full blocks, ours and transformers' own. The exponent
+is that of the block's time against the number of tokens, from the smallest to the largest grid.
 
-local: 64x64 tokens and a class token in float32, a window of 7 tokens, a stride of 64. "attention alone" is what stands
-between the projections. What a forward pass makes once for all its blocks (masks, places) is told apart.
+local: a class token beside the patches, float32. "attention alone" is what stands between the projections. What a
+forward pass makes once for all its blocks (masks, places) is told apart.
 """
 
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from hf_vit.models.modeling_hf_vit import HfViTLayer
 from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio, measure_peak_memory, take_turns
 
 SIZES = vit_sizes(384, 1536, heads=6)
-SIDES = (28, 32, 56, 64, 96)
+DTYPES, SIDES = ("float32", "bfloat16"), (28, 32, 56, 64, 96)
 LOCAL_SIDE, LOCAL_SIDES = 64, (32, 48, 64, 96)
 PATTERNS: dict[str, dict[str, Any]] = {
     "local": {}, "criss_cross": {"attention_pattern": "criss_cross"},
@@ -64,11 +64,11 @@ def build_axial_blocks(dtype: torch.dtype) -> dict[str, Any]:
 
 def measure_axial(report: Script) -> None:
     exponents: dict[str, float] = {}
-    for dtype in report.options.dtypes:
+    for dtype in DTYPES:
         contestants, medians = build_axial_blocks(getattr(torch, dtype)), dict[int, float]()
         for side in report.options.sides:
             tokens = torch.randn(1, side * side, 384, dtype=getattr(torch, dtype))
-            turns = {name: lambda block=block: block(tokens, (side, side)) for name, block in contestants.items()}  # noqa: B023
+            turns = {name: partial(block, tokens, (side, side)) for name, block in contestants.items()}
             seconds = take_turns(turns, report.options.turns)
             medians[side] = compute_quartiles(seconds["axial"]).median
             row: dict[str, Any] = {"dtype": dtype, "side": side, "milliseconds": round(1e3 * medians[side], 2)}
@@ -79,7 +79,6 @@ def measure_axial(report: Script) -> None:
         low, high = min(medians), max(medians)
         if low != high:
             exponents[dtype] = round(math.log(medians[high] / medians[low]) / math.log((high / low) ** 2), 3)
-            print(f"{dtype}: time grows as N^{exponents[dtype]} from {low}x{low} to {high}x{high}", flush=True)
     report.finish(time_exponent=exponents)
 
 
@@ -117,7 +116,7 @@ def measure_local(report: Script) -> None:
             row["attention_alone_times_as_fast_as_full"] = compute_speed_ratio(attention_seconds, name, "full")
             row["once_milliseconds"] = round(1e3 * compute_quartiles(mask_seconds[name]).median, 1)
         report.record(**row)
-    for side in report.options.local_sides:
+    for side in LOCAL_SIDES:
         memory = measure_peak_memory(block_functions(models["local"], side)[0])
         report.record(side=side, peak_memory_MB=round(memory / 1e6, 1), bytes_a_token=round(memory / side**2))
     report.finish()
@@ -127,9 +126,7 @@ def measure_local(report: Script) -> None:
 def main() -> None:
     options = parser(__doc__, turns=15)
     options.add_argument("kind", choices=("axial", "local"))
-    options.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], help="of axial")
     options.add_argument("--sides", nargs="+", type=int, default=list(SIDES), help="of axial")
-    options.add_argument("--local-sides", nargs="+", type=int, default=list(LOCAL_SIDES), help="memory of local")
     report = Script(options.parse_args())
     torch.manual_seed(0)
     ALL_ATTENTION_FUNCTIONS.register("values_alone", return_values)

@@ -1,23 +1,15 @@
 """Train small models of the papers' families with one recipe on digits, and compare them with `hf-vit compare`.
 
-    python benchmarks/compare_families.py [--output benchmarks/results/compare_families.jsonl] [--models out/families]
-    python benchmarks/compare_families.py --steps 1600 --models out/families-1600 --output FILE     # to the end
-
 Data: the UCI digits (1,257 / 180 / 360 for training, validation and test) stretched from 8x8 to 32x32 px, RGB.
 
-One recipe for all: AdamW, batch 32, weight decay 0.05, 100 steps, cosine after 10% warm-up, random shifts by up to
-4 px. Its learning rate is the only thing that is chosen, model by model: seed 0 trains at each of `RATES`, and the rate
-that is better on the VALIDATION images (of equals the lower) is the one of all seeds. The test images are looked at by
-the comparison alone. ImageGPT learns the next pixel without labels for as many steps, in 8x8 px and 16 grays, its rate
-is chosen by the validation loss of that, and a linear probe answers for it, as `--probe` does.
+One recipe for all: AdamW, batch 32, weight decay 0.05, cosine after 10% warm-up, random shifts by up to 4 px. Its
+learning rate is the only thing that is chosen, model by model: seed 0 trains at each of `RATES`, and the rate that is
+better on the VALIDATION images (of equals the lower) is the one of all seeds. The comparison alone evaluates the test
+images. ImageGPT learns the next pixel without labels, its rate is chosen by the validation loss of that, and a linear
+probe answers for it. All sizes were fixed before any training: the library's smallest model of that name, or its class
+made narrow and shallow.
 
-Equal are data, steps, images, recipe and the number of trials. Not equal are parameters, FLOPs (both are in the table)
-and how long the families take to learn: 100 steps favour models with strong assumptions about images; `--steps` gives
-all of them more. All sizes were fixed before any training: the library's smallest model of that name, or its class made
-narrow and shallow.
-
-Models are kept in `--models`; what is there and in the record is not made again. About 8 minutes of one core, 5 with
-`--seeds 1`.
+Models are kept in `--models`; what is there and in the record is not made again.
 """
 
 import argparse
@@ -84,10 +76,8 @@ def register_small_mixer() -> None:
 
 
 def build_image_gpt() -> nn.Module:
-    config = transformers.ImageGPTConfig(
-        vocab_size=GRAYS + 1, n_positions=TOKENS_SIDE**2, n_embd=64, n_layer=4, n_head=4
-    )
-    return transformers.ImageGPTForCausalImageModeling(config)
+    sizes: dict[str, Any] = {"n_positions": TOKENS_SIDE**2, "n_embd": 64, "n_layer": 4, "n_head": 4}
+    return transformers.ImageGPTForCausalImageModeling(transformers.ImageGPTConfig(vocab_size=GRAYS + 1, **sizes))
 
 
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
@@ -212,9 +202,8 @@ def carry_out(options: argparse.Namespace, job: Job, runs: list[dict[str, Any]])
 
 def compare_models(options: argparse.Namespace, seed: int, folders: dict[str, Path]) -> dict[str, Any]:
     """Return the comparison of a seed's models, of the first seed with speed."""
-    output, sources = options.models / f"comparison-{seed}", []
-    for family, folder in folders.items():
-        sources.append(f"timm:{folder}" if family in TIMM else str(folder))
+    output = options.models / f"comparison-{seed}"
+    sources = [f"timm:{folder}" if family in TIMM else str(folder) for family, folder in folders.items()]
     settings = ComparisonSettings(robustness_images=None, speed_turns=0 if seed else options.turns)
     arguments: dict[str, Any] = {"probe": True, "image_size": (SIDE, SIDE), "progress": False, "report": print}
     compare(sources, "digits", output, settings=settings, **arguments)

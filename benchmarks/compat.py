@@ -1,7 +1,5 @@
 """Run the contract tests on the oldest versions that pyproject.toml allows, in an environment that `make compat` makes.
 
-    build/compat/bin/python benchmarks/compat.py [--output benchmarks/results/compat.json]
-
 The dependencies themselves are the oldest (uv's `--resolution lowest-direct`); what they bring along is not. Old
 libraries warn of newer ones around them, so that warnings are no errors here.
 """
@@ -29,7 +27,7 @@ TESTS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     report = ROOT / "build" / "compat.xml"

@@ -1,15 +1,12 @@
 """Measure how time and memory grow with the number of tokens in every family, and what forms of the tanh GELU cost.
 
-    python benchmarks/cost.py [--turns 15] [--output benchmarks/results/cost.json]
-
 growth: CPU seconds of one thread, and the most memory beside the weights, of small models as loaded. An exponent is the
-slope of the logarithms against the number of tokens. Theory is, for time, the slope of the FLOPs on the same points;
-for memory 1, as no matrix of all pairs of tokens is made, but 1.5 for AxialResNet, whose logits have a row for every
-token. "worse" are exponents more than a tenth above theory. FLOPs leave out softmax and sums, which grow fastest in
-AxialResNet, as its logits soon exceed the cache.
+slope of the logarithms against the number of tokens. Theory is, for time, the slope of the FLOPs on the same points
+(without softmax and sums); for memory 1, as no matrix of all pairs of tokens is made, but 1.5 for AxialResNet, whose
+logits have a row for every token. "worse" are exponents more than a tenth above theory.
 
-gelu: milliseconds of one thread for [8, 197, 1536], forward without gradients and backward, and the mean error of
-values and gradients against float64, as a multiple of that of torch's kernel. u is sqrt(2 / pi) (x + 0.044715 x^3).
+gelu: milliseconds of one thread, forward without gradients and backward, and the mean error of values and gradients
+against float64, as a multiple of that of torch's kernel. u is sqrt(2 / pi) (x + 0.044715 x^3).
 """
 
 import math
@@ -46,10 +43,6 @@ def by_sigmoid(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(x * over_x(x))
 
 
-def by_exp2(x: torch.Tensor) -> torch.Tensor:
-    return x / (1 + torch.exp2(x * over_x(x) * -math.log2(math.e)))
-
-
 def by_parts(x: torch.Tensor, length: int = 2**15) -> torch.Tensor:
     outputs = torch.empty_like(x)
     for part, output in zip(x.view(-1).split(length), outputs.view(-1).split(length), strict=True):
@@ -58,7 +51,6 @@ def by_parts(x: torch.Tensor, length: int = 2**15) -> torch.Tensor:
     return outputs
 
 
-WAYS = ("forward", "backward")
 KERNEL, BY_PARTS = "torch's kernel", "x sigmoid(2u), in float32, in place by parts"
 GELUS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     KERNEL: lambda x: F.gelu(x, approximate="tanh"),
@@ -67,7 +59,7 @@ GELUS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "x sigmoid(2u), in float32": lambda x: by_sigmoid(x.float()).to(x.dtype),
     BY_PARTS: by_parts,  # without gradients
     "x / 2u silu(2u)": lambda x: F.silu(x * over_x(x)) / over_x(x),
-    "x / (1 + exp2(-2u / log 2))": by_exp2,
+    "x / (1 + exp2(-2u / log 2))": lambda x: x / (1 + torch.exp2(x * over_x(x) * -math.log2(math.e))),
     "x / 2 (1 + tanh(u))": lambda x: 0.5 * x * (1 + torch.tanh(x * over_x(x) / 2)),
     "the exact GELU": F.gelu,
 }
@@ -116,14 +108,10 @@ def measure_gelus(report: Script) -> None:
         exact = run_both(KERNEL, values.double(), gradients.double())
         errors = {name: mean_errors(run_both(name, values, gradients), exact) for name in GELUS}
         for name in GELUS:
-            row = {
-                f"{way}_ms": 1e3 * min(times)
-                for way, times in zip(WAYS, zip(*seconds[name], strict=True), strict=False)
-            }
-            row |= {
-                f"{way}_error": error / kernels
-                for way, error, kernels in zip(WAYS, errors[name], errors[KERNEL], strict=False)
-            }
+            times = [1e3 * min(turns) for turns in zip(*seconds[name], strict=True)]
+            shares = [error / kernels for error, kernels in zip(errors[name], errors[KERNEL], strict=False)]
+            row = dict(zip(("forward_ms", "backward_ms"), times, strict=False))
+            row |= dict(zip(("forward_error", "backward_error"), shares, strict=False))
             rounded = {key: round(value, 3) for key, value in row.items()}
             report.record(part="gelu", gelu=name, dtype=str(dtype).removeprefix("torch."), **rounded)
 

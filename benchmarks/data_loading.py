@@ -1,10 +1,10 @@
 """The training's loader beside torchvision's, webdataset's and datasets' own, from files to batches on two workers.
 
-Needs `pip install webdataset`. Every contestant gives the same images in batches of 32 to the same recipe of variation
-(a random crop of 20 to 100% of the area, resized, perhaps mirrored, scaled to [-1, 1]): hf_vit by its own transform,
-the others by torchvision's v2 on uint8 tensors, as its documentation advises. An epoch is timed from asking for its
-first batch to its last; the first starts the workers, and hf_vit keeps the decoded images in memory for the second.
-"open" is what comes before: hf_vit looks at every image, the others at names.
+Needs `pip install webdataset`. Every contestant gives the same images in batches of 32 to the same augmentation (a
+random crop of 20 to 100% of the area, resized, perhaps mirrored, scaled to [-1, 1]): hf_vit by its own transform, the
+others by torchvision's v2 on uint8 tensors, as its documentation advises. The first epoch starts the workers, and
+hf_vit keeps the decoded images in memory for the second. "open" is what comes before: hf_vit looks at every image, the
+others at names.
 
 1. "JPEG files": 512 px, in class folders; "one process" without workers, on one thread.
 2. "small files": 32 px, eight times as many.
@@ -14,11 +14,10 @@ first batch to its last; the first starts the workers, and hf_vit keeps the deco
 6. "decoded": augmentation alone on one core, of batches of 224 px: a random crop and mirroring, and RandAugment after
    them. hf_vit draws for every image; torchvision's v2 is given the whole batch, for which it draws once.
 
-With `--idx FOLDER` of IDX files, such as Debian's `dataset-fashion-mnist`, it measures instead (`first_step.json`): the
-seconds and the memory, beyond those of the imports, until the first step of `finetune` on these images as IDX, as
-one parquet file a split and as PNG files, where nothing is cached and once more; and how fast photographs of 12
-megapixels are trained on, predicted and embedded by a tiny model (without its start), beside torchvision's loader alone
-with the same crops, and with whole photographs.
+With `--idx FOLDER` of IDX files it measures instead (`first_step.json`): the seconds and the memory, beyond the
+imports, until the first step of `finetune` on these images as IDX, parquet and PNG files, where nothing is cached and
+once more; and how fast photographs of 12 megapixels are trained on, predicted and embedded by a tiny model (without its
+start), beside torchvision's loader alone with the same crops, and with whole photographs.
 """
 
 import itertools
@@ -28,10 +27,12 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import datasets
 import numpy as np
@@ -73,10 +74,15 @@ class Layout:
         return sorted(map(str, self.path.glob("train-*.tar")))
 
 
+def build_config(size: int) -> HfViTConfig:
+    """Return the smallest model there is."""
+    sizes = vit_sizes(8, 8, heads=1, num_hidden_layers=1, num_labels=2)
+    return HfViTConfig(image_size=size, patch_size=size // 2, **sizes)
+
+
 def open_ours(layout: Layout) -> Batches:
     """Return the loader that `finetune` uses."""
-    sizes = vit_sizes(8, 8, heads=1, num_hidden_layers=1, num_labels=2)
-    config = HfViTConfig(image_size=layout.size, patch_size=layout.size // 2, **sizes)
+    config = build_config(layout.size)
     data = load_data(f"{layout.path}/*.tar" if layout.is_stream else str(layout.path), streaming=layout.is_stream)
     augmentation = AugmentationConfig(horizontal_flip=0.5, random_resized_crop=SCALE)
     varied, _ = image_transforms(make_processor(config), augmentation)
@@ -88,48 +94,37 @@ def open_ours(layout: Layout) -> Batches:
     return HfViTTrainer(HfViTForImageClassification(config), arguments, **images).get_train_dataloader()
 
 
-def build_transform(size: int, *policy: Any) -> Callable[[Any], torch.Tensor]:
-    return v2.Compose([
-        v2.PILToTensor(), v2.RandomResizedCrop(size, SCALE, antialias=True), v2.RandomHorizontalFlip(), *policy,
-        v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3),
-    ])  # fmt: skip
+def build_transform(size: int, *policy: Any, whole: bool = False) -> Callable[[Any], torch.Tensor]:
+    crop = [v2.RandomResizedCrop(size, SCALE, antialias=True), v2.RandomHorizontalFlip()]
+    crop = [v2.Resize((size, size), antialias=True)] if whole else crop
+    scale = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)]
+    return v2.Compose([v2.PILToTensor(), *crop, *policy, *scale])
 
 
-def build_eval_transform(size: int) -> Callable[[Any], torch.Tensor]:
-    return v2.Compose([
-        v2.PILToTensor(), v2.Resize((size, size), antialias=True),
-        v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3),
-    ])  # fmt: skip
-
-
-def open_torchvision(layout: Layout, build: Callable[[int], Any] = build_transform) -> Batches:
-    return load(ImageFolder(str(layout.path / "train"), build(layout.size)), layout.workers, shuffle=True)
+def open_torchvision(layout: Layout, whole: bool = False) -> Batches:
+    folder = ImageFolder(str(layout.path / "train"), build_transform(layout.size, whole=whole))
+    return load(folder, layout.workers, shuffle=True)
 
 
 def load(data: Any, workers: int, **settings: Any) -> Batches:
     return DataLoader(data, BATCH, num_workers=workers, persistent_workers=workers > 0, **settings)
 
 
-class Varied:
-    """A function that applies torchvision's transform to a batch of `datasets`."""
-
-    def __init__(self, size: int, image: str, label: str) -> None:
-        self.vary, self.image, self.label = build_transform(size), image, label
-
-    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        values = [self.vary(image.convert("RGB")) for image in rows[self.image]]
-        return {"pixel_values": values, "label": rows[self.label]}
+def transform_rows(transform: Any, image: str, label: str, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return a batch of `datasets` with transformed images."""
+    return {"pixel_values": [transform(each.convert("RGB")) for each in rows[image]], "label": rows[label]}
 
 
 def open_datasets(layout: Layout) -> Batches:
+    transform = partial(transform_rows, build_transform(layout.size))
     if layout.is_stream:
         files = {"train": layout.tars}
         stream = datasets.load_dataset("webdataset", data_files=files, split="train", streaming=True)
         settings: Any = {"batched": True, "batch_size": BATCH, "remove_columns": stream.column_names}
-        stream = stream.shuffle(seed=0, buffer_size=1000).map(Varied(layout.size, "jpg", "cls"), **settings)
+        stream = stream.shuffle(seed=0, buffer_size=1000).map(partial(transform, "jpg", "cls"), **settings)
         return load(stream, layout.workers)
     table = datasets.load_dataset("imagefolder", data_dir=str(layout.path), split="train")
-    return load(table.with_transform(Varied(layout.size, "image", "label")), layout.workers, shuffle=True)
+    return load(table.with_transform(partial(transform, "image", "label")), layout.workers, shuffle=True)
 
 
 def open_webdataset(layout: Layout) -> Batches:
@@ -141,8 +136,8 @@ def open_webdataset(layout: Layout) -> Batches:
 
 
 def contestants(layout: Layout) -> dict[str, Callable[[Layout], Batches]]:
-    third = ("webdataset", open_webdataset) if layout.is_stream else ("torchvision", open_torchvision)
-    return dict([("hf_vit", open_ours), third, ("datasets", open_datasets)])
+    third = {"webdataset": open_webdataset} if layout.is_stream else {"torchvision": open_torchvision}
+    return {"hf_vit": open_ours, **third, "datasets": open_datasets}
 
 
 def measure(open_loader: Callable[[Layout], Batches], layout: Layout) -> list[float]:
@@ -200,24 +195,30 @@ def iterate_epochs(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
+def make_splits(folder: Path, side: int) -> None:
+    """Make the class folders; else validation and test are cut from train, and the contestants see other images."""
+    for split, label in itertools.product(("train", "validation", "test"), "ab"):
+        (folder / split / label).mkdir(parents=True)
+        if split != "train":
+            image = PIL.Image.new("RGB", (side, side), (len(split), ord(label), 0))
+            image.save(folder / split / label / f"{label}.jpg")
+
+
+def write_photographs(folder: Path, images: int, side: int, others_side: int) -> None:
+    """Write photographs as JPEG for training, in two classes by turns, and other images for the other splits."""
+    make_splits(folder, others_side)
+    for number, path in enumerate(write_images(folder, images, side)):
+        path.rename(folder / "train" / "ab"[number % 2] / path.name)
+
+
 def write_layouts(folder: Path, images: int) -> dict[str, Layout]:
     """Write the data sets."""
-    image_folder = folder / "made"
-    image_folder.mkdir()
-    paths = write_images(image_folder, images, 512)
-    for number, path in enumerate(paths):
-        (class_folder := folder / "files" / "train" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-        path.rename(class_folder / path.name)
-    for split in ("validation", "test"):  # else they are cut from train, and the contestants see other images
-        for folders in (folder / "files", folder / "small"):
-            for label in "ab":
-                (class_folder := folders / split / label).mkdir(parents=True)
-                PIL.Image.new("RGB", (SMALL, SMALL), (len(split), ord(label), 0)).save(class_folder / f"{label}.jpg")
+    write_photographs(folder / "files", images, 512, SMALL)
+    make_splits(folder / "small", SMALL)
     noise = np.random.default_rng(0)
     for number in range(8 * images):
-        (class_folder := folder / "small" / "train" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
         pixels = noise.integers(256, size=(SMALL, SMALL, 3), dtype=np.uint8)
-        PIL.Image.fromarray(pixels).save(class_folder / f"{number}.png")
+        PIL.Image.fromarray(pixels).save(folder / "small" / "train" / "ab"[number % 2] / f"{number}.png")
     stored = sorted((folder / "files" / "train").glob("*/*.jpg"), key=lambda path: int(path.stem))
     ends = [images * shard // SHARDS for shard in range(1, SHARDS)]
     uneven = [images * 7 // 8 + images * shard // (8 * 7) for shard in range(SHARDS - 1)]
@@ -247,20 +248,16 @@ def write_shards(folder: Path, paths: list[Path], split: str, ends: list[int]) -
     (folder / "label").unlink()
 
 
-def set_stalling(stalls: bool) -> None:
-    """Let Pillow, by which all contestants open images, wait at every hundredth; in their workers, too."""
-    global opened
-    opened = itertools.count(1)
-    PIL.Image.open = _stalling_open if stalls else _open
+def stalling_open() -> Callable[..., PIL.Image.Image]:
+    """Return Pillow's function, by which all contestants open images, that waits at every hundredth."""
+    opened, plain_open = itertools.count(1), PIL.Image.open
 
+    def open_image(*args: Any, **kwargs: Any) -> PIL.Image.Image:
+        if next(opened) % ONE_IN == 0:
+            time.sleep(STALL)
+        return plain_open(*args, **kwargs)
 
-def _stalling_open(*args: Any, **kwargs: Any) -> PIL.Image.Image:
-    if next(opened) % ONE_IN == 0:
-        time.sleep(STALL)
-    return _open(*args, **kwargs)
-
-
-_open, opened = PIL.Image.open, itertools.count(1)
+    return open_image
 
 
 # The way to the first step, and photographs
@@ -341,25 +338,15 @@ def measure_first_step(settings: Any) -> None:
                     target = folder / f"out-{form}-{state}-{turn}"
                     values = run_program(FIRST_STEP, path, target, environment=environment)
                     report.record(turn=turn, work=f"{form}, {state}", **values)
-        (photographs := folder / "photographs" / "train" / "a").mkdir(parents=True)
-        paths = write_images(photographs, PHOTOGRAPHS, PHOTOGRAPH)
-        (other := photographs.parent / "b").mkdir()
-        for path in paths[::2]:
-            path.rename(other / path.name)
-        for split in ("validation", "test"):
-            for label in "ab":
-                (class_folder := folder / "photographs" / split / label).mkdir(parents=True)
-                PIL.Image.new("RGB", (224, 224), (len(split), ord(label), 0)).save(class_folder / f"{label}.jpg")
+        write_photographs(folder / "photographs", PHOTOGRAPHS, PHOTOGRAPH, 224)
         layout = Layout(folder / "photographs", PHOTOGRAPHS)
-        sizes = vit_sizes(8, 8, heads=1, num_hidden_layers=1, num_labels=2)
-        model = HfViTForImageClassification(HfViTConfig(image_size=224, patch_size=112, **sizes))
-        save_with_processor(model, folder / "model")
+        save_with_processor(HfViTForImageClassification(build_config(layout.size)), folder / "model")
         for turn in range(settings.turns):
             for name, open_loader in {"hf_vit": open_ours, "torchvision": open_torchvision}.items():
                 _, first, later = measure(open_loader, layout)
                 rates = {"images_per_second": 1 / first, "later_images_per_second": 1 / later}
                 report.record(turn=turn, work=f"photographs, training by {name}", **rates)
-            _, whole, _ = measure(partial(open_torchvision, build=build_eval_transform), layout)
+            _, whole, _ = measure(partial(open_torchvision, whole=True), layout)
             report.record(turn=turn, work="photographs, whole, by torchvision", images_per_second=1 / whole)
             for command in ("predict", "embed"):
                 values = run_program(COMMAND, command, folder / "model", layout.path, folder / f"{command}{turn}")
@@ -388,11 +375,11 @@ def main() -> None:
         turns_by_case: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
         for _ in range(settings.turns):
             for name, layout in layouts.items():
-                set_stalling(layout.stalls)
                 torch.set_num_threads(settings.threads if layout.workers else 1)
-                for contestant, open_loader in contestants(layout).items():
-                    turns_by_case[name, contestant].append(measure(open_loader, layout))
-                set_stalling(False)
+                slow_disk = patch("PIL.Image.open", stalling_open()) if layout.stalls else nullcontext()
+                with slow_disk:
+                    for contestant, open_loader in contestants(layout).items():
+                        turns_by_case[name, contestant].append(measure(open_loader, layout))
     for (name, contestant), turns in turns_by_case.items():
         opening, *epochs = zip(*turns, strict=True)
         _, *ours = zip(*turns_by_case[name, "hf_vit"], strict=True)

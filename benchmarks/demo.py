@@ -1,18 +1,15 @@
-"""Compare the demonstration's models over several seeds with two classifiers of scikit-learn.
+"""Compare the demonstration's models, made by `hf-vit demo --seeds 10 --output FOLDER`, with two of scikit-learn.
 
-    hf-vit demo --seeds 10 --output out/seeds
-    python benchmarks/demo.py out/seeds [--output benchmarks/results/demo.json]
-
-Reads what facts.json of every seed says of the 360 test images, and fits a support vector machine and the 3 nearest
-neighbours on the pixels of the same training images. Their settings are common ones for these digits, not tuned here.
+Reads the recorded test results of every seed, and fits a support vector machine and the 3 nearest neighbours on the
+pixels of the same training images. Their settings are common ones for these digits, not tuned here.
 """
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from script import describe
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 
@@ -48,7 +45,7 @@ def count_peer_errors() -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = describe(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "demo.json")
     arguments = parser.parse_args()

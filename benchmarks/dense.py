@@ -5,18 +5,16 @@
     families   UperNet and Mask R-CNN on each family's backbone, about equally large, 3 CPU minutes a run
     hours      DETR and Deformable DETR, an hour each
 
-Data: `scenes`, shapes over photographs and textures (synthetic; but for `clutter` large, whole and apart); 10,000 to
-train on, 200 to validate on, 200 to test on, whose photographs are others. One thread.
-A run's steps are as many as fit its CPU time, by the CPU seconds of a few steps and of an evaluation that are
-measured before it; every line has what was really used, evaluations included. Where a pair names several learning
-rates, they are tried first, with seed 0 and a quarter of the time, and the one with the best score on the VALIDATION
-scenes is kept; so is the best checkpoint of each run. The test scenes are looked at once a final run.
+Data: `scenes`, 10,000 to train on, 200 to validate on, 200 to test on, whose photographs are others. One thread.
+A run's steps are as many as fit its CPU time, by the CPU seconds of a few steps and of an evaluation that are measured
+before it. Where a pair names several learning rates, they are tried first, with seed 0 and a quarter of the time, and
+the one with the best score on the VALIDATION scenes is kept. The test scenes are evaluated once a final run.
 """
 
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,8 +35,6 @@ from hf_vit.training.tasks.dense import build_dense_model, make_model_inputs
 from hf_vit.training.trainer.optimizers import choose_optimizer
 
 BATCH, EVALUATIONS, HELD_OUT = 16, 3, 200
-MEASURES = {"segmentation": "mean IoU", "detection": "box AP50"}
-GOALS = {"segmentation": 0.90, "detection": 0.80}
 
 _VIT = vit_sizes(96, 192, heads=3)
 # Backbones of about the same size, whose maps are as fine as their architecture allows.
@@ -77,9 +73,9 @@ class Pair:
     backbone: str
     size: int
     minutes: float
-    width: int = 32
-    fields: dict[str, Any] = field(default_factory=dict)
-    rates: tuple[float, ...] = (1e-3, 3e-3)
+    width: int
+    fields: dict[str, Any]
+    rates: tuple[float, ...]
     images: int = 10000
     clutter: int = 0
     optimizer: str = "muon"
@@ -95,23 +91,16 @@ class Pair:
 
 # Rates chosen on validation scenes, in trials of a CPU minute.
 _NO_AUXILIARY = {"use_auxiliary_head": False}
+_MAPS = zip(BACKBONES, (_FOUR_MAPS, {}, _FOUR_MAPS, _FOUR_MAPS, {}), strict=True)
 PAIRS = [
-    Pair("goals", "segmentation", "upernet", "bit", 96, 4, fields=_NO_AUXILIARY, rates=(2e-2,)),
-    Pair("goals", "detection", "mask-rcnn", "bit", 64, 4, fields=_LARGE_BOXES, rates=(3e-3,)),
+    Pair("goals", "segmentation", "upernet", "bit", 96, 4, 32, _NO_AUXILIARY, (2e-2,)),
+    Pair("goals", "detection", "mask-rcnn", "bit", 64, 4, 32, _LARGE_BOXES, (3e-3,)),
     Pair("clutter", "detection", "mask-rcnn", "bit", 96, 10, 32, _FEW_BOXES, (2e-3,), clutter=1, optimizer="adamw"),
-    *(
-        Pair("families", "segmentation", "upernet", name, 64, 3, fields=_NO_AUXILIARY, rates=(5e-3, 2e-2))
-        for name in BACKBONES
-    ),
-    *(
-        Pair("families", "detection", "mask-rcnn", name, 64, 3, 32, _LARGE_BOXES | maps, (3e-3, 1e-2))
-        for name, maps in zip(BACKBONES, (_FOUR_MAPS, {}, _FOUR_MAPS, _FOUR_MAPS, {}), strict=True)
-    ),
-    *(
-        Pair("hours", "detection", head, "hybrid", 96, 60, 64, _DETR, rates=(3e-3,))
-        for head in ("detr", "deformable-detr")
-    ),
-]
+    *(Pair("families", "segmentation", "upernet", each, 64, 3, 32, _NO_AUXILIARY, (5e-3, 2e-2)) for each in BACKBONES),
+    *(Pair("families", "detection", "mask-rcnn", each, 64, 3, 32, _LARGE_BOXES | maps, (3e-3, 1e-2))
+      for each, maps in _MAPS),
+    *(Pair("hours", "detection", head, "hybrid", 96, 60, 64, _DETR, (3e-3,)) for head in ("detr", "deformable-detr")),
+]  # fmt: skip
 
 
 def measure_seconds(pair: Pair) -> tuple[float, float]:
@@ -167,10 +156,10 @@ def train(work: Path, job: Job, trials: list[dict[str, Any]]) -> dict[str, Any]:
     return results | ({"test": result.test.values(), "headline": result.test.headline()} if job["final"] else {})
 
 
-def jobs(part: str | None, only: str, seeds: list[int]) -> Iterator[PlannedJob]:
+def jobs(only: str, seeds: list[int]) -> Iterator[PlannedJob]:
     """Return the runs pair by pair, each with the trials that select its rate."""
     for pair in PAIRS:
-        if part in (None, pair.part) and only in pair.name:
+        if only in pair.name:
             rates = pair.rates if len(pair.rates) > 1 else ()
             trials = [{"pair": pair.name, "seed": 0, "final": False, "rate": rate} for rate in rates]
             yield from ((job, []) for job in trials)
@@ -180,11 +169,8 @@ def jobs(part: str | None, only: str, seeds: list[int]) -> Iterator[PlannedJob]:
 if __name__ == "__main__":
     parser = script_options(__doc__, "dense.jsonl")
     parser.add_argument("--work", type=Path, default=Path("out/dense"), help="folder for the runs")
-    parser.add_argument("--part", choices=["goals", "clutter", "families", "hours"])
-    parser.add_argument("--only", default="", help="pairs whose name has this word")
+    parser.add_argument("--only", default="", help="pairs whose name has these words, such as a part")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--limit", type=int, help="of these runs the first")
     arguments = parser.parse_args()
-    chosen = list(jobs(arguments.part, arguments.only, arguments.seeds))[: arguments.limit]
-    Records(arguments.output).work(chosen, partial(train, arguments.work))
+    Records(arguments.output).work([*jobs(arguments.only, arguments.seeds)], partial(train, arguments.work))
     print(TABLES["dense"](arguments.output))

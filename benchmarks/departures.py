@@ -1,7 +1,5 @@
 """Measure how far hf_vit, timm and transformers are from the original PyTorch codes of 2023 to 2026.
 
-    python benchmarks/departures.py [--output benchmarks/results/departures.json]
-
 Files, images and results are those of tests/golden: random weights of the original codes. hf_vit converts a file. Peers
 run the model that hf_vit exports to them, with the settings that their own classes for this model have. Printed is the
 largest absolute difference of a logit, or of a normalized token of models without a head.
@@ -27,28 +25,17 @@ from hf_vit.errors import UserError
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 # Case -> what its file does not hold.
 CASES: dict[str, dict[str, Any]] = {
-    "dinov2_plain": {"num_heads": 2},
-    "dinov2_reg": {"num_heads": 2},
-    "dinov3_vits": {},
-    "dinov3_splus": {},
-    "dinov3_7b": {},
-    "dinov3_periods_bf16": {},
-    "eva01_clip": {"num_heads": 2},
-    "eva02_base": {},
-    "eva02_clip": {},
+    "dinov2_plain": {"num_heads": 2}, "dinov2_reg": {"num_heads": 2},
+    "dinov3_vits": {}, "dinov3_splus": {}, "dinov3_7b": {}, "dinov3_periods_bf16": {},
+    "eva01_clip": {"num_heads": 2}, "eva02_base": {}, "eva02_clip": {},
     "eva02_clip_e": {"num_heads": 2, "norm_after_branches": True},
-    "pe_core": {"num_heads": 2},
-    "pe_core_nocls": {"num_heads": 2},
-    "pe_spatial": {"num_heads": 3},
+    "pe_core": {"num_heads": 2}, "pe_core_nocls": {"num_heads": 2}, "pe_spatial": {"num_heads": 3},
     "pe_lang_l": {"num_heads": 2},
     "rope_axial": {"num_heads": 3, "image_size": (40, 40)},
     "rope_axial_ape": {"num_heads": 2, "rotary_embedding": "axial"},
-    "rope_mixed": {"num_heads": 3, "image_size": (40, 40)},
-    "rope_mixed_ape": {"num_heads": 2},
-    "vit5": {},
-    "aimv2": {"num_heads": 2},
-    "aimv2_native": {"num_heads": 4},
-}
+    "rope_mixed": {"num_heads": 3, "image_size": (40, 40)}, "rope_mixed_ape": {"num_heads": 2},
+    "vit5": {}, "aimv2": {"num_heads": 2}, "aimv2_native": {"num_heads": 4},
+}  # fmt: skip
 TOKENS = ("norm_cls", "norm_reg", "norm_patch")
 RESULTS = ("logits", "features", "output", "norm_tokens", "tokens_f64")
 
@@ -78,12 +65,11 @@ def open_peers(ours: Any, converted: Path, folder: Path) -> dict[str, Any]:
             export(source, folder / library, library)
         except UserError:
             continue
-        name = f"local-dir:{folder / library}"
-        models[library] = (
-            timm.create_model(name, pretrained=True, dynamic_img_size=True).eval()
-            if library == "timm"
-            else transformers.AutoModel.from_pretrained(folder / library).eval()
-        )
+        if library == "timm":
+            name = f"local-dir:{folder / library}"
+            models[library] = timm.create_model(name, pretrained=True, dynamic_img_size=True).eval()
+        else:
+            models[library] = transformers.AutoModel.from_pretrained(folder / library).eval()
     return models
 
 

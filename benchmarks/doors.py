@@ -1,13 +1,10 @@
 """Load on the handler of a saved classifier: memory, statuses and requests of eight clients behind a server.
 
-    python benchmarks/doors.py out/demo litserve --seconds 600 --output benchmarks/results/doors.json
-
 The servers are those of docs/sharing.md, and Python's own http.server. One request in five is bad and must be answered
 by 400. Memory is that of the server with all its processes, without pages of files. A row is added to the record of
 `hf-vit verify --doors`.
 """
 
-import argparse
 import base64
 import contextlib
 import json
@@ -57,14 +54,10 @@ class API(BaseHTTPRequestHandler):
 
 ThreadingHTTPServer(("127.0.0.1", 8000), API).serve_forever()
 """
-SERVERS = {"http.server": ("PLAIN", "/", ""), "litserve": ("import litserve", "/predict", "litserve"),
+# Name -> code (as docs/sharing.md shows it), path of requests, package.
+BLOCKS = [PLAIN, *re.findall(r"```py\n(.*?)```", (ROOT / "docs/sharing.md").read_text(), re.DOTALL)]
+SERVERS = {"http.server": ("from http.server", "/", ""), "litserve": ("import litserve", "/predict", "litserve"),
            "ray": ("from ray import serve", "/", "ray")}  # fmt: skip
-
-
-def find_code(text: str) -> str:
-    """Return the code of a server, as docs/sharing.md shows it."""
-    blocks = re.findall(r"```py\n(.*?)```", (ROOT / "docs/sharing.md").read_text(), re.DOTALL)
-    return PLAIN if text == "PLAIN" else next(block for block in blocks if text in block)
 
 
 def ask(port: int, path: str, inputs: str) -> int:
@@ -94,7 +87,8 @@ def measure(folder: Path, name: str, seconds: float, port: int) -> dict[str, Any
         model = shutil.copytree(folder, Path(scratch) / "model")
         for file, content in make_serving_files(read_config(model)).items():
             (model / file).write_bytes(content)
-        (model / "server.py").write_text(find_code(text).replace("8000", str(port)))
+        code = next(block for block in BLOCKS if text in block)
+        (model / "server.py").write_text(code.replace("8000", str(port)))
         server = subprocess.Popen([sys.executable, "server.py"], cwd=model)
         try:
             wait(port, path, server)
@@ -155,7 +149,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--port", type=int, default=8000, help="not for ray")
     parser.add_argument("--output", type=Path, help="doors.json of the folder's model")
-    options: argparse.Namespace = parser.parse_args()
+    options = parser.parse_args()
     row = measure(options.folder, options.server, options.seconds, options.port)
     print(json.dumps(row))
     if options.output is not None:

@@ -1,10 +1,8 @@
 """What decoding JPEG files at a smaller scale (`--draft`) costs and gives: accuracy of models trained here, and speed.
 
-Crops of photographs (`photos`, 384 px) become JPEG files of quality 90. For every size a ViT is trained on them to the
-end as it is usual, without draft (kept in --train and not trained again), and judged on the validation and the test
-files without and with it. A file of 384 px is decoded at 48 px for a model of 48 px, the smallest scale there is, and
-at 192 px for one of 112. Speed is that of files to pixel values, one image after the other in one thread; pixels are
-told in steps of 255.
+Crops of photographs become JPEG files. For every size a ViT is trained on them without draft (kept in --train and not
+trained again), and evaluated on the validation and the test files without and with it. Speed is that of files to pixel
+values, one image after the other in one thread; differences of pixels are in steps of 255.
 """
 
 from pathlib import Path

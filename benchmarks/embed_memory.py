@@ -1,14 +1,13 @@
 """Measure the memory of `embed` from ten thousand to a million images, and its throughput beside the model alone.
 
 Parquet files of 10,000 noisy images of 8 px each, read as a stream by two processes, of this machine or of Ray. The
-memory is the most that the command and all it starts hold together at a time beyond what was there before (a page that
-several share counts once), looked at five times a second. Ray's own processes and its object store are part of it.
+memory is the most that the command and all it starts hold together at a time (a page that several share counts once).
+Ray's own processes and its object store are part of it.
 
 With `--throughput N` it measures instead: seconds, and seconds of processors, per image of a S/16 in two processes of
-one thread, with images that are stored decoded (224 px) and as JPEG of 512 px. They are what the command takes for N
-images more than what it takes for a quarter of them, over the images between: its start is in both, and all its reading
-counts, although Ray reads ahead. The model alone is two processes that repeat one batch. Other processes change all of
-it; against them Ray's processes, which usually give way, have the priority of all others.
+one thread, with images that are stored decoded and as JPEG. They are what the command takes for N images more than what
+it takes for a quarter of them, over the images between, so that its start does not count. The model alone is two
+processes that repeat one batch. Ray's processes, which usually give way, have the priority of all others.
 """
 
 import json
@@ -52,10 +51,9 @@ def write_images(folder: Path, images: int) -> None:
         parquet.write_table(pa.table({"image": stored, "label": labels}), folder / f"train-{number:05d}.parquet")
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, **sizes: int) -> None:
     torch.manual_seed(0)
-    sizes = vit_sizes(16, 32, heads=2, image_size=SIDE, patch_size=4, num_hidden_layers=1, num_labels=2)
-    save_with_processor(HfViTForImageClassification(HfViTConfig(**sizes)), folder)
+    save_with_processor(HfViTForImageClassification(HfViTConfig(**sizes, num_labels=2)), folder / "model")
 
 
 def count_bytes(processes: list[psutil.Process]) -> int:
@@ -82,13 +80,6 @@ def run_embed(arguments: str, folder: Path, look: Callable[[list[psutil.Process]
         raise RuntimeError((folder / "log.txt").read_text()[-500:])
 
 
-def measure_peak(arguments: str, folder: Path) -> int:
-    """Return the peak bytes held by `embed`."""
-    peaks = [0]
-    run_embed(arguments, folder, lambda processes: peaks.append(count_bytes(processes)), pause=0.2)
-    return max(peaks)
-
-
 ALONE = """
 import sys, time, torch
 from hf_vit.evaluation.reading import compute_features
@@ -107,9 +98,7 @@ with torch.inference_mode():
 
 def write_sources(folder: Path, images: int) -> None:
     """Write a S/16, and the same photographs as decoded images of its size and as JPEG, in parquet files."""
-    torch.manual_seed(0)
-    sizes = vit_sizes(384, 1536, heads=6, image_size=224, patch_size=16, num_hidden_layers=12, num_labels=2)
-    save_with_processor(HfViTForImageClassification(HfViTConfig(**sizes)), folder / "model")
+    write_model(folder, **vit_sizes(384, 1536, heads=6, image_size=224, patch_size=16, num_hidden_layers=12))
     paths = write_jpeg_files(folder, 64, 512)
     pixels = [np.asarray(Image.open(path).resize((224, 224))).tobytes() for path in paths]
     forms = {"decoded": [encode_netpbm(each, (224, 224)) for each in pixels], "JPEG": [*map(Path.read_bytes, paths)]}
@@ -135,9 +124,7 @@ def time_command(folder: Path, data: str, runner: str) -> tuple[float, float, in
     seconds: dict[int, float] = {}
 
     def look(processes: list[psutil.Process]) -> None:
-        for process in processes:
-            times = process.cpu_times()
-            seconds[process.pid] = times.user + times.system
+        seconds.update((process.pid, sum(process.cpu_times()[:2])) for process in processes)
 
     with tempfile.TemporaryDirectory(dir=folder) as output:
         start = time.perf_counter()
@@ -184,17 +171,18 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary_folder:
         folder = Path(temporary_folder)
-        write_model(folder / "model")
+        write_model(folder, **vit_sizes(16, 32, heads=2, image_size=SIDE, patch_size=4, num_hidden_layers=1))
         for images in report.options.images:
             write_images(folder / str(images), images)
             for runner in report.options.runner:
                 output = f"{runner}-{images}"
                 arguments = f"--data {images} --streaming --output {output} --runner {runner} --batch-size 512"
-                peak = measure_peak(arguments, folder)
+                peaks = list[int]()
+                run_embed(arguments, folder, lambda processes: peaks.append(count_bytes(processes)), pause=0.2)  # noqa: B023
                 rows = sum(parquet.read_metadata(path).num_rows for path in (folder / output).glob("*.parquet"))
                 if rows > images or rows < 0.7 * images:  # validation and test are cut from it
                     raise RuntimeError(f"{rows} rows of {images} images")
-                report.record(runner=runner, images=images, rows=rows, mib=round(peak / 2**20))
+                report.record(runner=runner, images=images, rows=rows, mib=round(max(peaks) / 2**20))
     report.finish(px=SIDE, processes=PROCESSES)
 
 

@@ -1,7 +1,5 @@
 """Compare the features of eight kinds of models with transformers, timm and the original codes.
 
-    python benchmarks/features.py [--output benchmarks/results/features.json]
-
 Class token, patch tokens and intermediate layers, each with and without the model's last norm, at three sizes in three
 dtypes, on random weights: those of tests/golden, with what the original codes recorded, and of a DeiT. Peers run the
 model that hf_vit exports to them; their features come from `forward_intermediates` and `hidden_states`. A cell is
@@ -44,12 +42,15 @@ NORMS = {True: "norm", False: "no norm"}
 Features = dict[str, torch.Tensor | None]
 
 
+def name_features(token: Any, patches: Any, earlier: Any, norm: bool) -> Features:
+    features = {"class token": token, "patch tokens": patches, "intermediate layers": earlier}
+    return {f"{name}, {NORMS[norm]}": value for name, value in features.items()}
+
+
 def collect(layers: list[tuple[torch.Tensor | None, torch.Tensor]], norm: bool) -> Features:
     """Name features of all layers, of each the class token [B, D] and the patch tokens [B, N, D]."""
     earlier = [patches.flatten(1) for _, patches in layers[:-1]]
-    token, patches = layers[-1]
-    features = {"class token": token, "patch tokens": patches, "intermediate layers": torch.cat(earlier, 1)}
-    return {f"{name}, {NORMS[norm]}": value for name, value in features.items()}
+    return name_features(*layers[-1], torch.cat(earlier, 1), norm)
 
 
 def read_ours(model: Any, images: torch.Tensor, norm: bool) -> Features:
@@ -92,8 +93,7 @@ def read_original(recorded: dict[str, torch.Tensor], size: str, dtype: torch.dty
         states = [find(name) for name in ("layer0", "layer0_tokens", "layer_0", "layer_1")]
         states = [state[:, -count:].flatten(1) for state in states if state is not None]
         earlier = torch.cat(states, 1) if states else None
-    features = {"class token": token, "patch tokens": patches, "intermediate layers": earlier}
-    return {f"{name}, {NORMS[norm]}": value for name, value in features.items()}
+    return name_features(token, patches, earlier, norm)
 
 
 def open_kind(case: str, folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -240,22 +240,17 @@ class Comparison:
 def compare(report: Script, kind: str, folder: Path) -> None:
     comparison = Comparison(kind, folder)
     for library, model in comparison.peers.items():
-        row = {"kind": kind, "library": library, "sizes": list(comparison.images)}
-        if library == "hf_vit":
-            report.record(**row, default=comparison.find_default(library), cells={})
-            continue
-        if not (comparison.recorded if library == "original" else model):
-            report.record(**row, default=None, cells={})
-            continue
-        variation = "" if library == "original" else comparison.find_variation(library)
-        cells = Counter[str]()
-        for size, dtype, norm in itertools.product(comparison.images, DTYPES, NORMS):
-            for feature, verdict in comparison.judge(library, variation, size, dtype, norm).items():
-                cells[verdict.partition(":")[0]] += 1
-                if verdict.startswith("unexplained"):
-                    print(f"{kind}, {library}, {size}, {dtype}, {feature}: {verdict}")
-        default = None if library == "original" else comparison.find_default(library)
-        report.record(**row, default=default, cells=dict(cells))
+        is_peer, cells = model is not None, Counter[str]()
+        if is_peer or (library == "original" and comparison.recorded):
+            variation = comparison.find_variation(library) if is_peer else ""
+            for size, dtype, norm in itertools.product(comparison.images, DTYPES, NORMS):
+                for feature, verdict in comparison.judge(library, variation, size, dtype, norm).items():
+                    cells[verdict.partition(":")[0]] += 1
+                    if verdict.startswith("unexplained"):
+                        print(f"{kind}, {library}, {size}, {dtype}, {feature}: {verdict}")
+        default = comparison.find_default(library) if is_peer or library == "hf_vit" else None
+        sizes = list(comparison.images)
+        report.record(kind=kind, library=library, sizes=sizes, default=default, cells=dict(cells))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ has the function leave the process alone. Memory is the most the process ever he
 """
 
 import os
+import statistics
 from functools import partial
 
 from script import Script, alternate, parser, run_program
 
-from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio
+from hf_vit.speed.measuring import compute_speed_ratio
 
 PROGRAM = """
 import json, resource, statistics, time
@@ -59,15 +60,10 @@ def main() -> None:
         code = PROGRAM.format(variant=variant, work=work, batch=batch, threads=report.options.threads)
         turns = {name: partial(run_program, code, environment=each) for name, each in environments.items()}
         runs = alternate(turns, report.options.turns)
-        measured = {name: [result["seconds"] for result in results] for name, results in runs.items()}
-        memory = {
-            name: compute_quartiles([result["bytes"] for result in results]).median for name, results in runs.items()
-        }
-        ratio, memory_ratio = (
-            compute_speed_ratio(measured, "kept", "without"),
-            round(memory["kept"] / memory["without"], 2),
-        )
-        report.record(variant=variant, work=work, batch=batch, times_as_fast=ratio, memory=memory_ratio)
+        seconds = {name: [result["seconds"] for result in results] for name, results in runs.items()}
+        ratio = compute_speed_ratio(seconds, "kept", "without")
+        kept, without = (statistics.median(result["bytes"] for result in runs[name]) for name in ("kept", "without"))
+        report.record(variant=variant, work=work, batch=batch, times_as_fast=ratio, memory=round(kept / without, 2))
     report.finish()
 
 

@@ -1,11 +1,9 @@
 """Measure speed, memory, size and agreement of ViTs in int8, bfloat16 and float32 with three engines.
 
-"agreement" trains a ViT, a Hybrid and an Axial-ViT on digits and on crops of photographs (minutes, once; they stay in
---work), exports each to every runtime in int8, and asks both about more than 1,000 images of the test split, which
-neither training nor quantising saw. Nor did whoever chose how to quantise: that is done with --development, which takes
-other models of other images (not mirrored, so that the parts of a photograph that are tests are others). "speed"
-times random weights at 224 px in turns, float32 of the same runtime beside every other form. Both continue where they
-were stopped: what the output holds is not measured again.
+"agreement" trains a ViT, a Hybrid and an Axial-ViT on digits and on crops of photographs (once; they stay in --work),
+exports each to every runtime in int8, and asks both about more than 1,000 images of the test split, which neither
+training nor quantising saw. How to quantise was chosen with --development, which takes other models of other images.
+"speed" times random weights at 224 px in turns, float32 of the same runtime beside every other form.
 """
 
 import argparse
@@ -39,10 +37,9 @@ FAMILIES = {
     "axial": lambda side: HfAxialViTConfig(**WIDTHS, image_size=side, patch_size=side // 4, num_hidden_layers=3),
 }
 SIDES = {"digits": 16, "photographs": 32}
-DEVELOPMENT, JUDGING = tuple(SIDES), tuple(f"mirrored {name}" for name in SIDES)
 # Of one form in a row, by which its weights come to lie in the cache as in use, if they fit.
 PASSES_A_TURN = 5
-EXPORTS = (("onnx", "dynamic"), ("onnx", "static"), ("openvino", "static"))
+METHODS = ("torch", "onnx dynamic", "onnx static", "openvino static")
 
 
 def digit_images(mirrored: bool) -> Iterator[tuple[str, str, Image.Image]]:
@@ -130,9 +127,8 @@ def evaluate_torch(family: str, name: str, work: Path) -> dict[str, Any]:
     from hf_vit.data import load_data
     from hf_vit.loading.model import load_model
 
-    data = load_data(str(data_folder(name, work)))
+    data, folder = load_data(str(data_folder(name, work))), train_once(family, name, work)
     table: Any = data.split("test")
-    folder = train_once(family, name, work)
     subject, ours = load_model(folder, "cpu"), load_model(folder, "cpu").model
     quantized = optimize_for_inference(subject.model, quantize="int8")
     classes = torch.tensor(subject.list_classes(data.label_names))
@@ -144,8 +140,9 @@ def evaluate_torch(family: str, name: str, work: Path) -> dict[str, Any]:
             in_float, in_int8 = (model(pixels).logits.argmax(-1) for model in (ours, quantized))
             answers.append(torch.stack([in_float == in_int8, in_int8 == labels, in_float == labels]))
     agreement, accuracy, float_accuracy = torch.cat(answers, dim=1).double().mean(dim=1).tolist()
-    figures = {"agreement": agreement, "accuracy": accuracy, "float_accuracy": float_accuracy}
-    return figures | {"held_out_images": len(table)}
+    return {
+        "agreement": agreement, "accuracy": accuracy, "float_accuracy": float_accuracy, "held_out_images": len(table)
+    }  # fmt: skip
 
 
 def save_random_model(variant: str, work: Path) -> Path:
@@ -171,27 +168,15 @@ def quantize_random(variant: str, to: str, mode: str, work: Path) -> Path:
     from hf_vit.conversion.targets.graphs.int8 import QUANTIZERS
 
     runtime = next(quantizer for quantizer in QUANTIZERS.values() if quantizer.target == to)
-    file = runtime.file
-    source = export_once(save_random_model(variant, work), to, None, None, work) / file
+    source = export_once(save_random_model(variant, work), to, None, None, work) / runtime.file
     folder = work / "exports" / f"{variant.replace('/', '')}-{to}-{mode}"
     if not folder.is_dir():
         unfinished = folder.with_name(f"{folder.name}-unfinished")
         unfinished.mkdir(exist_ok=True)
         images = Noise(torch.randn(8, 1, 3, 224, 224, generator=torch.Generator().manual_seed(1)))
-        runtime.quantize(source, unfinished / file, mode, images, runtime.list_dense_layers(source))
+        runtime.quantize(source, unfinished / runtime.file, mode, images, runtime.list_dense_layers(source))
         unfinished.rename(folder)
     return folder
-
-
-def build_graph_step(folder: Path, images: torch.Tensor, threads: int, precision: str = "f32") -> Callable[[], Any]:
-    """Return a function that runs a graph once on this many threads."""
-    from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, get_openvino_core
-
-    if (folder / "model.onnx").is_file():
-        return partial(ONNXRUNTIME.open(folder / "model.onnx").run, images)  # its threads do not wait on the cores
-    hints = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-    compiled = get_openvino_core().compile_model(folder / "openvino_model.xml", "CPU", hints)
-    return lambda: compiled([images.numpy()])
 
 
 def build_torch_step(folder: Path, images: torch.Tensor, form: str) -> Callable[[], Any]:
@@ -216,14 +201,21 @@ def build_step(
     runtime: str, form: str, variant: str, images: torch.Tensor, threads: int, work: Path
 ) -> Callable[[], Any]:
     """Return a function that runs one form of a runtime; its graph is made once."""
+    from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, get_openvino_core
+
     model, to = save_random_model(variant, work), {"onnxruntime": "onnx"}.get(runtime, runtime)
     if runtime == "torch":
         return build_torch_step(model, images, form)
     if form.startswith("int8"):
-        graph = quantize_random(variant, to, form.split()[1], work)
+        folder = quantize_random(variant, to, form.split()[1], work)
     else:
-        graph = export_once(model, to, None, None, work)
-    return build_graph_step(graph, images, threads, "bf16" if form == "bfloat16" else "f32")
+        folder = export_once(model, to, None, None, work)
+    if runtime == "onnxruntime":
+        return partial(ONNXRUNTIME.open(folder / "model.onnx").run, images)  # its threads do not wait on the cores
+    precision = "bf16" if form == "bfloat16" else "f32"
+    hints = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    compiled = get_openvino_core().compile_model(folder / "openvino_model.xml", "CPU", hints)
+    return lambda: compiled([images.numpy()])
 
 
 def time_forms(runtime: str, variant: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -280,16 +272,14 @@ def main() -> None:
     options = parser(__doc__, turns=15)
     options.add_argument("part", choices=("agreement", "speed"))
     options.add_argument("--work", type=Path, default=Path("build/int8"))
-    options.add_argument("--variants", nargs="+", default=["S/16", "B/16"])
-    options.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     options.add_argument("--development", action="store_true")
     options.set_defaults(output=Path("build/int8/int8.jsonl"))
     arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
-    images, methods = DEVELOPMENT if arguments.development else JUDGING, ("torch", *map(" ".join, EXPORTS))
-    axes = {
-        "speed": {"variant": arguments.variants, "batch": arguments.batches, "runtime": INT8_FORMS},
-        "agreement": {"images": images, "family": FAMILIES, "by": methods},
+    images = [name if arguments.development else f"mirrored {name}" for name in SIDES]
+    axes: dict[str, Any] = {
+        "speed": {"variant": ("S/16", "B/16"), "batch": (1, 8), "runtime": INT8_FORMS},
+        "agreement": {"images": images, "family": FAMILIES, "by": METHODS},
     }[arguments.part]
     cells = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     jobs = [({"part": arguments.part, **cell}, ()) for cell in cells]

@@ -2,16 +2,15 @@
 
 Random crops of photographs are stored as square JPEG files. Both sides decode by Pillow, resize to 224 px by the
 processor's library (Pillow or torchvision), and go through the same torch DataLoader, whose collator is the batch that
-either makes; the largest difference of their values is printed. Theirs is given images one by one, and whole batches.
-With `--workers 0` ours prepares a batch in threads, as it does of itself; theirs is also told in as many threads, which
-its caller has to bring. "draft" lets the JPEG decoder itself halve the image where it stays larger than 224 px
-(`PIL.Image.Image.draft`), which nothing here does by itself: how much faster, and how far its pixels are off (of 255).
+either makes. Theirs is given images one by one, and whole batches. With `--workers 0` ours prepares a batch in threads,
+as it does of itself; theirs is also told in as many threads, which its caller has to bring. "draft" lets the JPEG
+decoder itself halve the image where it stays larger than 224 px: how much faster, and how far its pixels are off.
 """
 
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,18 +57,17 @@ def prepare_one_by_one(processor: Any, images: list[Image.Image], apply: Any = m
     return torch.cat(list(apply(lambda image: prepare_batch(processor, [image]), images)))
 
 
-PROCESSORS = {"Pillow": ViTImageProcessorPil, "torchvision": ViTImageProcessor}
+PROCESSORS, SIZE = {"Pillow": ViTImageProcessorPil, "torchvision": ViTImageProcessor}, 512  # of the files, px
 
 
 def main() -> None:
     options = parser(__doc__, turns=7)
     options.add_argument("--images", type=int, default=512)
-    options.add_argument("--size", type=int, default=512, help="of the files, px")
     options.add_argument("--workers", type=int, default=2)
     report = Script(options.parse_args())
     settings = report.options
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_images(Path(folder), settings.images, settings.size)
+        paths: Any = write_images(Path(folder), settings.images, SIZE)
         for name, kind in PROCESSORS.items():
             processor = kind(do_convert_rgb=True)
             ours = eval_transform(processor).batch
@@ -83,7 +81,7 @@ def main() -> None:
             differences = {name: (first["transformers"] - values).abs() for name, values in first.items()}
             same: Any = {"num_workers": settings.workers, "persistent_workers": settings.workers > 0}
             loaders = {
-                side: torch.utils.data.DataLoader(cast(Any, paths), batch_size=32, collate_fn=prepare, **same)
+                side: torch.utils.data.DataLoader(paths, batch_size=32, collate_fn=prepare, **same)
                 for side, prepare in sides.items()
             }
             turns = {side: lambda loader=loader: sum(map(len, loader)) for side, loader in loaders.items()}
@@ -100,7 +98,7 @@ def main() -> None:
                 draft_times_as_fast=compute_speed_ratio(seconds, "draft", "hf_vit"),
                 draft_mean_difference=round(127.5 * float(differences["draft"].mean()), 2),
             )
-    report.finish(images=settings.images, px=settings.size)
+    report.finish(images=settings.images, px=SIZE)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """Measure startup: loading a B/16, converting its `.npz`, importing the package, and the program's first answers.
 
 loading: from `from_pretrained` to the first logits, beside transformers' own ViT of the same random weights. Every load
-is a process of its own that has imported everything before its clock starts; the two take turns.
+is a process of its own that has imported everything before its clock starts.
 
-conversion: `np.load` reads every array and checks the checksums. Reading is what `hf-vit convert` and `from_hub` do:
-open, plan, all checks, and turned copies. The promise is a peak of at most 1.3 x the checkpoint + 300 MB.
+conversion: reading a `.npz` as `hf-vit convert` does (open, plan, all checks, turned copies), beside `np.load` of every
+array. The promise is a peak of at most 1.3 x the checkpoint + 300 MB.
 
-import_time: a process first imports transformers' classes, then takes the CPU seconds of what hf_vit adds: so the noise
-of the seconds before does not enter the few hundredths that are asked for. Of the program all CPU seconds are counted,
-those of Python's start as well.
+import_time: CPU seconds of what hf_vit adds to transformers' classes; of the program all, with Python's start.
 
 Memory is the peak of a process (VmHWM) above what the imports take; of loading in parts of the weights' bytes.
 """
@@ -98,15 +96,12 @@ def measure_loading(report: Script, folder: Path) -> None:
         code = PEAK + LOAD.format(module=module, name=kind, threads=report.options.threads)
         loads[name] = partial(run_program, code, folder / name, environment=environment)
     runs = alternate(loads, report.options.turns, warm_up=1)
-    for key, title in {
-        "seconds": "to first logits", "cpu": "CPU seconds of that", "loaded": "from_pretrained alone"
-    }.items():  # fmt: skip
+    titles = {"seconds": "to first logits", "cpu": "CPU seconds of that", "loaded": "from_pretrained alone"}
+    for key, title in titles.items():
         measured = {name: [result[key] for result in results] for name, results in runs.items()}
-        ratio, seconds = (
-            compute_speed_ratio(measured, "transformers", "hf_vit"),
-            compute_quartiles(measured["hf_vit"]).median,
-        )
-        report.record(what=title, time_of_transformers=ratio, seconds=round(seconds, 3))
+        ratio = compute_speed_ratio(measured, "transformers", "hf_vit")
+        seconds = round(compute_quartiles(measured["hf_vit"]).median, 3)
+        report.record(what=title, time_of_transformers=ratio, seconds=seconds)
     for name, results in runs.items():
         peak = compute_quartiles([result["bytes"] / weights for result in results])
         report.record(what=f"peak memory of {name}, in weights", peak=peak)
@@ -140,14 +135,13 @@ def measure_conversion(report: Script, folder: Path) -> None:
         seconds = alternate(readers, report.options.turns, warm_up=2)
         conversion_run = run_program(PEAK + CONVERT, path, folder / f"out-{form}")
         report.record(
-            form=form,
-            megabytes=round(path.stat().st_size / 1e6),
+            form=form, megabytes=round(path.stat().st_size / 1e6),
             reading_time_of_numpys=compute_speed_ratio(seconds, "numpy", "reading"),
             reading_seconds=round(compute_quartiles(seconds["reading"]).median, 2),
             conversion_seconds=round(conversion_run["seconds"], 2),
             peak_megabytes=round(conversion_run["bytes"] / 1e6),
             allowed_megabytes=round((1.3 * (folder / "stored.npz").stat().st_size + 300e6) / 1e6),
-        )
+        )  # fmt: skip
 
 
 def measure_program(arguments: list[str], variables: dict[str, str]) -> float:

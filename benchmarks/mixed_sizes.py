@@ -16,10 +16,7 @@ from hf_vit.inference.mixed_sizes import without_padding
 from hf_vit.speed.measuring import compute_quartiles, compute_speed_ratio, take_turns
 from hf_vit.speed.peers import Shape, build
 
-
-def draw_grids(count: int, sides: tuple[int, int], patch: int) -> list[tuple[int, int]]:
-    low, high = (side // patch for side in sides)
-    return torch.randint(low, high + 1, (count, 2), generator=torch.Generator().manual_seed(0)).tolist()
+VARIANT, SIDES, BATCH = "B/16", (128, 384), 8  # px; images of a forward pass
 
 
 def pad_batch(grids: list[tuple[int, int]], patch: int) -> dict[str, torch.Tensor]:
@@ -39,23 +36,21 @@ def compute_logits(model: Any, batches: list[dict[str, torch.Tensor]]) -> torch.
 
 def main() -> None:
     options = parser(__doc__, turns=9)
-    options.add_argument("--variant", default="B/16")
-    options.add_argument("--sides", type=int, nargs=2, default=(128, 384), metavar=("FROM", "TO"), help="px")
     options.add_argument("--images", type=int, default=64)
-    options.add_argument("--batch", type=int, default=8, help="images a forward pass")
     report = Script(options.parse_args())
     settings = report.options
-    built: Any = build("hf_vit", Shape(settings.variant))
+    built: Any = build("hf_vit", Shape(VARIANT))
     model: Any = getattr(built, "model", built).eval()
     torch.nn.init.normal_(model.classifier.weight)
     patch = model.config.patch_stride[0]
-    grids = draw_grids(settings.images, settings.sides, patch)
-    starts = range(0, len(grids), settings.batch)
-    batches = [pad_batch(grids[start : start + settings.batch], patch) for start in starts]
+    low, high = (side // patch for side in SIDES)
+    generator = torch.Generator().manual_seed(0)
+    grids = torch.randint(low, high + 1, (settings.images, 2), generator=generator).tolist()
+    batches = [pad_batch(grids[start : start + BATCH], patch) for start in range(0, len(grids), BATCH)]
     alone = [pad_batch([grid], patch) for grid in grids]
     for number, image_batch in enumerate(alone):
         h, w = grids[number]
-        pixels = batches[number // settings.batch]["pixel_values"][number % settings.batch]
+        pixels = batches[number // BATCH]["pixel_values"][number % BATCH]
         image_batch["pixel_values"] = pixels[None, :, : h * patch, : w * patch]
     places = torch.cat([batch["patch_attention_mask"].flatten().double() for batch in batches])  # 1 where a patch is
     for form in ("as loaded", "optimized"):
@@ -70,14 +65,14 @@ def main() -> None:
         difference = float((compute_logits(unpadded, batches) - expected).abs().max() / expected.abs().max())
         seconds = take_turns(contestants, settings.turns, warm_up=1)
         report.record(
-            model=f"{settings.variant}, {form}",
+            model=f"{VARIANT}, {form}",
             times_as_fast_as_padded=compute_speed_ratio(seconds, "without padding", "padded"),
             times_as_fast_as_one_by_one=compute_speed_ratio(seconds, "without padding", "one by one"),
             images_per_second=round(settings.images / compute_quartiles(seconds["without padding"]).median, 2),
             patches_of_padded_batch=round(float(places.mean()), 3),
             largest_difference=difference,
         )
-    report.finish(sides_px=list(settings.sides), images=settings.images, batch=settings.batch)
+    report.finish(sides_px=list(SIDES), images=settings.images, batch=BATCH)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,9 @@
 """Let MLPerf's LoadGen judge hf_vit and its peers on identical shapes. Needs `pip install mlcommons-loadgen`.
 
-    python benchmarks/mlperf.py [--variants S/16] [--dtypes float32] [--scenarios Offline]
-
-LoadGen asks for noise images of 224 px and times every answer; this script only computes. The contestants are those of
-`hf-vit bench`, with random weights, in inference mode and in one thread; glibc keeps freed memory for all. Runs one
-after the other would compare the machine of one minute with that of another, so all contestants of a cell share a run:
-they answer in turns of a second, in an order that changes, each for 20 s and 200 queries or more. Results are LoadGen's
-times of a contestant's answers, from its trace.
+LoadGen asks for noise images of 224 px and times every answer. The contestants are those of `hf-vit bench`, with random
+weights, in one thread; glibc keeps freed memory for all. A machine's speed changes from minute to minute, so all
+contestants of a cell share a run: they answer in turns of a second, in an order that changes, each for 20 s and 200
+queries or more. Results are LoadGen's times of a contestant's answers, from its trace.
 
 SingleStream: one image a query, the next when it is answered: percentiles of the latency, the 99th of at least 1,000
 queries. Offline: all images at once, which every contestant computes in batches of 8: images/s.

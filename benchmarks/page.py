@@ -1,8 +1,8 @@
 """Measure how long a visitor waits for the first answer of a page, in headless Chromium with an empty cache.
 
-From the opening of the address until the classes and all maps of the first example are there: scripts, runtime and
-graph are loaded from a server on this machine, the session is made, the image prepared, the model run. By WebAssembly,
-in one thread, as on any host that does not isolate its pages. `make browser` installs what it needs.
+From the opening of the address, on a server of this machine, until the classes and all maps of the first example are
+there. By WebAssembly, in one thread, as on any host that does not isolate its pages. `make browser` installs what it
+needs.
 """
 
 import os

@@ -5,14 +5,12 @@ README there). hf_vit converts the file; transformers' ViT takes the converted w
 own defaults; timm reads the original file with its own loader. Printed is the largest absolute difference of a logit.
 """
 
-import tempfile
-import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
-from script import Script, parser
+from departures import GOLDEN, record_cases
+from script import Script
 from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from transformers import ViTConfig, ViTForImageClassification
@@ -20,14 +18,10 @@ from transformers import ViTConfig, ViTForImageClassification
 from hf_vit import HfViTForImageClassification
 from hf_vit.conversion import convert
 
-GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
-CASES = ("vit_tok", "vit_tok_rep", "vit_gap", "vit_optprefix", "vit_lneps")
-RESIZED = (("vit_tok", 48), ("vit_tok", 96), ("vit_tok", 112), ("vit_gap", 96), ("vit_gap", 112))
-
-
-def hf_vit_model(case: str, folder: Path) -> HfViTForImageClassification:
-    convert(GOLDEN / f"{case}.ckpt.npz", folder / case)
-    return HfViTForImageClassification.from_pretrained(folder / case).eval()
+CASES = (
+    "vit_tok", "vit_tok_rep", "vit_gap", "vit_optprefix", "vit_lneps", "vit_tok at 48 px", "vit_tok at 96 px",
+    "vit_tok at 112 px", "vit_gap at 96 px", "vit_gap at 112 px",
+)  # fmt: skip
 
 
 def transformers_model(ours: HfViTForImageClassification) -> ViTForImageClassification | None:
@@ -62,9 +56,11 @@ def timm_model(case: str, ours: HfViTForImageClassification, image_size: int | N
 
 
 @torch.no_grad()
-def compare(case: str, folder: Path, image_size: int | None = None) -> dict[str, float | None]:
-    name, suffix = (case, "") if image_size is None else (f"resize_{case}", f"_{image_size}")
-    recorded = np.load(GOLDEN / f"{name}.io.npz")
+def compare(report: Script, name: str, folder: Path) -> None:
+    case, *sizes = name.removesuffix(" px").split(" at ")
+    image_size = int(sizes[0]) if sizes else None
+    prefix, suffix = ("resize_", f"_{image_size}") if sizes else ("", "")
+    recorded = np.load(GOLDEN / f"{prefix}{case}.io.npz")
     images = torch.from_numpy(recorded[f"images{suffix}"]).permute(0, 3, 1, 2)
     expected = torch.from_numpy(recorded[f"logits{suffix}"]).double()
     wide = torch.from_numpy(recorded[f"logits_f64{suffix}"])
@@ -72,28 +68,18 @@ def compare(case: str, folder: Path, image_size: int | None = None) -> dict[str,
     def difference(logits: torch.Tensor, target: torch.Tensor = expected) -> float:
         return (logits.double() - target).abs().max().item()
 
-    ours = hf_vit_model(case, folder)
+    convert(GOLDEN / f"{case}.ckpt.npz", folder / case)
+    ours = HfViTForImageClassification.from_pretrained(folder / case).eval()
     row: dict[str, float | None] = {"hf_vit": difference(ours(images).logits)}
     theirs = transformers_model(ours)
-    stretch = {} if image_size is None else {"interpolate_pos_encoding": True}
+    stretch = {"interpolate_pos_encoding": True} if sizes else {}
     row["transformers"] = None if theirs is None else difference(theirs(images, **stretch).logits)
     row["timm"] = None
     if ours.config.representation_size is None:
         row["timm"] = difference(timm_model(case, ours, image_size)(images))
     row["hf_vit, float64"] = difference(ours.double()(images.double()).logits, wide)
-    return row
-
-
-def main() -> None:
-    report = Script(parser(__doc__, turns=1).parse_args())
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.simplefilter("ignore")
-    for case, size in [*((case, None) for case in CASES), *RESIZED]:
-        with tempfile.TemporaryDirectory() as folder:
-            report.record(case=case if size is None else f"{case} at {size} px", **compare(case, Path(folder), size))
-    report.finish()
+    report.record(case=name, **row)
 
 
 if __name__ == "__main__":
-    main()
+    record_cases(__doc__, CASES, compare)

@@ -1,8 +1,7 @@
 """Train on real images of 28 px: from scratch, with few and with many of them, and after learning without labels.
 
-Fashion-MNIST (arXiv 1708.07747; Debian's package dataset-fashion-mnist, or any folder of its IDX files by --data). The
-last 5,000 training images are the validation split everywhere; each run looks once at the 10,000 test images. Subsets
-are nested and hold as many images of every class. All images are moved by up to 2 px and flipped.
+Fashion-MNIST (arXiv 1708.07747). The last 5,000 training images are the validation split everywhere; each run evaluates
+the 10,000 test images once. Subsets are nested and balanced. All images are moved by up to 2 px and flipped.
 
 1. scale: ViT, Hybrid, Axial and BiT of equal FLOPs, with equal steps on 100 to 55,000 images (figures 3 to 5 of arXiv
    2010.11929 in small). Trials of a third of the steps at two sizes choose the rate on validation images for all sizes
@@ -14,10 +13,8 @@ are nested and hold as many images of every class. All images are moved by up to
    class. Trials with seed 0 and 100 images a class choose both rates. "scratch, long" has the steps of both.
 4. few: a pretrained encoder (--tower, a converted folder; its image processor gives the size) on 1 to 1,000 labels a
    class; recorded with the tower of real_weights.py at 56 px, with ImageNet's mean and std (0.485, 0.456, 0.406; 0.229,
-   0.224, 0.225) in its config and image processor. k-NN, linear probe, head, last two blocks, LoRA, all weights, and
-   --tune auto. Trials with 10 labels a class choose the rate of each, --tune auto has rates of its own. The same on
-   hf_vit's "photos" (crops of eight photographs, of which validation and test show other parts) with up to 100 labels
-   a class.
+   0.224, 0.225) in its config and image processor. Trials with 10 labels a class choose the rate of each method, but of
+   --tune auto. The same on hf_vit's "photos" with up to 100 labels a class.
 
 A killed training goes on from its last checkpoint; its CPU seconds are those of all its processes.
 """
@@ -28,7 +25,6 @@ import json
 import math
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -41,9 +37,9 @@ import numpy as np
 import torch
 from data_scale import predict
 from inductive_bias import subset
-from records import Job, PlannedJob, Records, read, read_plan, script_options
+from records import Job, PlannedJob, Records, read_plan, script_options
 from script import CPU, count_parameters, move_into_place, vit_sizes
-from tables import TABLES, filter_runs, group
+from tables import TABLES
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vit import HfAxialViTConfig, HfBitConfig, HfHybridViTConfig, HfViTConfig
@@ -52,7 +48,6 @@ from hf_vit.data import load_data
 from hf_vit.data.idx import read_idx
 from hf_vit.data.image_data import get_tables
 from hf_vit.evaluation import evaluate
-from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.training import finetune, pretrain
 
 SIDE, CLASSES, VALIDATION = 28, 10, 5_000
@@ -361,23 +356,6 @@ def choose_trial(job: Job, needed: list[dict[str, Any]]) -> dict[str, Any]:
     return max(trials, key=lambda trial: trial["validation_accuracy"], default=job)
 
 
-def draw(path: Path) -> None:
-    """Draw accuracy against training images beside the record."""
-    runs = sorted(filter_runs(read(path), part="scale", kind="run", optimizer="muon"), key=lambda run: run["images"])
-    figure = make_figure(6, 4)
-    axes = figure.add_subplot()
-    for model, own in group(runs, "model").items():
-        cells = [[100 * run["test_accuracy"] for run in cell] for cell in group(own, "images").values()]
-        means = [statistics.fmean(cell) for cell in cells]
-        spread = [[mean - min(cell), max(cell) - mean] for mean, cell in zip(means, cells, strict=True)]
-        errors = list(zip(*spread, strict=True))
-        axes.errorbar(list(group(own, "images")), means, errors, marker="o", capsize=3, label=model)
-    axes.set(xscale="log", xlabel="training images", ylabel="test accuracy (%): mean, lowest and highest seed")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend()
-    save_figure(figure, path.with_suffix(".png"))
-
-
 def write_idx(path: Path, values: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
     header = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes()
     path.write_bytes(header + np.ascontiguousarray(values).tobytes())
@@ -390,16 +368,13 @@ def main() -> None:
     options.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"), help="IDX files")
     options.add_argument("--kept", type=Path, default=Path("build/real_images"), help="unfinished trainings, encoders")
     options.add_argument("--tower", type=Path, default=Path("build/real_weights/tower"), help="encoder of the part few")
-    options.add_argument("--figure", action="store_true", help="draw what is in the record; train nothing")
     arguments = options.parse_args()
     plan = read_plan(Plan, arguments)
     trainings = Trainings(plan, arguments.data, arguments.kept, arguments.tower)
-    if not arguments.figure:
-        Records(arguments.output).work(plan.jobs(), trainings.run, has_files=trainings.has_encoder)
+    Records(arguments.output).work(plan.jobs(), trainings.run, has_files=trainings.has_encoder)
     for name, table in TABLES.items():
         if name.startswith("real_images"):
             print(table(arguments.output))
-    draw(arguments.output)
 
 
 if __name__ == "__main__":

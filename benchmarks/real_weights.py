@@ -41,19 +41,13 @@ PROBE, CALIBRATION = np.split(np.random.default_rng(0).permutation(50_000)[:7128
 TURNS, PAGE_IMAGES = 15, 500
 ROOT = Path(__file__).parents[1]
 EXPORTS = {
-    "int8 by openvino": ("openvino", "static"),
-    "int8 by openvino, dynamic": ("openvino", "dynamic"),
-    "int8 by onnxruntime, static": ("onnx", "static"),
-    "int8 by onnxruntime, dynamic": ("onnx", "dynamic"),
-}
+    "int8 by openvino": ("openvino", "static"), "int8 by openvino, dynamic": ("openvino", "dynamic"),
+    "int8 by onnxruntime, static": ("onnx", "static"), "int8 by onnxruntime, dynamic": ("onnx", "dynamic"),
+}  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
-    "bfloat16": {},
-    "int8 by torch, calibrated": {"quantize": "int8"},
-    "int8 by torch": {"quantize": "int8"},
-    "merge_tokens=2": {"merge_tokens": 2},
-    "merge_tokens=4": {"merge_tokens": 4},
-    "packed": {},
-}
+    "bfloat16": {}, "int8 by torch, calibrated": {"quantize": "int8"}, "int8 by torch": {"quantize": "int8"},
+    "merge_tokens=2": {"merge_tokens": 2}, "merge_tokens=4": {"merge_tokens": 4}, "packed": {},
+}  # fmt: skip
 
 
 def read_graph(wheel: Path) -> Any:
@@ -185,8 +179,7 @@ def time_forms(folder: Path, work: Path) -> dict[str, Any]:
             images = torch.randn(8, 3, side, side)
             inputs = {form: images.bfloat16() if form == "bfloat16" else images for form in forms}
             timed = [form for form in forms if side == SIDE or form not in exports]
-            turns = {form: partial(forms[form], inputs[form]) for form in timed}
-            seconds = take_turns(turns, TURNS)
+            seconds = take_turns({form: partial(forms[form], inputs[form]) for form in timed}, TURNS)
             rows[f"{side} px"] = {form: asdict(compute_speed_ratio(seconds, form, "float32")) for form in timed}
     return rows
 

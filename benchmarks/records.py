@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from script import describe
@@ -26,7 +26,6 @@ PlannedJob = tuple[Job, Sequence[Job]]  # a job, and the jobs that have to be do
 RunJob = Callable[[Job, list[dict[str, Any]]], dict[str, Any]]
 PAUSE = 30  # seconds to wait for results of other processes
 RESULTS = Path(__file__).parent / "results"
-Plan = TypeVar("Plan")
 RESUMING = """Each finished job is a line of the output and is not repeated. Start it in as many processes of one thread
 as there are cores, whenever you like: each takes the next job that no other on this machine is at, waits where all that
 is left waits for others, and lets go of it when it is killed. Or once with --runner ray, where there is that option."""
@@ -35,11 +34,7 @@ is left waits for others, and lets go of it when it is killed. Or once with --ru
 def script_options(
     description: str | None, name: str, plan: Any = None, runner: bool = False, **choices: Iterable[str]
 ) -> argparse.ArgumentParser:
-    """Return the options of a script: its record, where its jobs run, and the fields of a plan, by their defaults.
-
-    Args:
-        choices: those of fields of the plan.
-    """
+    """Return the options of a script: its record, where its jobs run, and the fields of a plan, with their choices."""
     options = describe(description, epilog=RESUMING)
     options.add_argument("--output", type=Path, default=RESULTS / name)
     if runner:
@@ -47,19 +42,19 @@ def script_options(
         options.add_argument("--address", help="HOST:PORT of Ray's cluster; by default it is started on this machine")
     for plan_field in fields(plan) if plan is not None else ():
         option, default = plan_field.name.replace("_", "-"), plan_field.default
-        if isinstance(default, bool):
-            options.add_argument(f"--no-{option}", action="store_false", dest=plan_field.name)
-            continue
         kind, nargs = (type(default[0]), "+") if isinstance(default, tuple) else (type(default), None)
         allowed = list(choices.get(plan_field.name, ())) or None
-        options.add_argument(f"--{option}", default=default, choices=allowed, type=kind, nargs=nargs)
+        if isinstance(default, bool):
+            options.add_argument(f"--no-{option}", action="store_false", dest=plan_field.name)
+        else:
+            options.add_argument(f"--{option}", default=default, choices=allowed, type=kind, nargs=nargs)
     torch.set_num_threads(1)
     return options
 
 
-def read_plan(plan: type[Plan], arguments: argparse.Namespace) -> Plan:
+def read_plan(plan: Any, arguments: argparse.Namespace) -> Any:
     """Return the plan that options ask for, see `script_options`."""
-    values = {plan_field.name: getattr(arguments, plan_field.name) for plan_field in fields(cast(Any, plan))}
+    values = {plan_field.name: getattr(arguments, plan_field.name) for plan_field in fields(plan)}
     return plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
@@ -123,11 +118,8 @@ class Records:
     ) -> None:
         """Run unfinished jobs that no other process runs, in order, until all are finished.
 
-        Ray runs all jobs without open prerequisites at once, one core each; only this process writes records.
-
-        Args:
-            has_files: returns whether the files that a job writes exist; if not, it is run again without a second
-                record.
+        Ray runs all jobs without open prerequisites at once, one core each; only this process writes records. A job
+        whose files do not exist (any more) is run again without a second record.
         """
 
         def is_done(job: Job) -> bool:
@@ -170,5 +162,6 @@ def _run_ready_job(ready: tuple[Job, list[dict[str, Any]]], run_job: RunJob) -> 
     start = sum(os.times()[:4])  # of this process and of finished children
     result = run_job(*ready)
     seconds = result.pop("earlier_cpu_seconds", 0.0) + sum(os.times()[:4]) - start
-    result |= {"cpu_seconds": round(seconds, 1)}
-    return result | {"hardware": read_hardware("cpu"), "versions": list_versions()}
+    return result | {
+        "cpu_seconds": round(seconds, 1), "hardware": read_hardware("cpu"), "versions": list_versions()
+    }  # fmt: skip

@@ -1,16 +1,11 @@
 """A scaling law whose intervals determine something: the loss of predicting next patches over compute, ViT on fractals.
 
-    python benchmarks/scaling_law.py              # goes on from the records that are there
-    python benchmarks/scaling_law.py --figure     # the law and its figure from these, no runs
-    python benchmarks/scaling_law.py --sizes 32000 64000 128000 256000 --largest 512000 --no-shift    # the longer law
-
-The plain ViT of data_scale.py predicts each patch's mean colour from the patches before it (512 colours, cross-entropy
-in nats; arXiv 2010.11929, B.1.2). Every image is seen once, as they have no end, so that compute is what is varied:
-training FLOPs, three times the encoder's forward pass, by the number of images. Accuracy would not do: with 100 classes
-it is at its ceiling after 300,000 images, as data_scale.py shows.
+The plain ViT of data_scale.py predicts each patch's mean color from the patches before it (cross-entropy in nats; arXiv
+2010.11929, B.1.2). Every image is seen once, so that compute is what is varied: training FLOPs, three times the
+encoder's forward pass, by the number of images.
 
 1. Choices: every rate with every seed at one number of images; the best on VALIDATION images, by the mean of the seeds,
-   is taken everywhere. (With one seed a rate, 1.6e-2 was best and 8e-3 nearly the worst: one of them was luck.)
+   is taken everywhere.
 2. Runs: every number of images but the largest, with every seed; the loss is that of TEST images.
 3. Prediction: E = a (C + d)^-b + c (arXiv 2106.04560; --no-shift: d = 0, for runs that are all beyond the start of
    learning) is fitted to these, and what it says of the largest is recorded.
@@ -28,7 +23,7 @@ import numpy as np
 import torch
 from data_scale import MODELS, SIDE
 from records import Job, Records, read_plan, script_options
-from tables import TABLES, filter_runs, group
+from tables import TABLES, group
 from transformers import AutoModelForMaskedImageModeling
 
 from hf_vit.cost.flops import forward_flops
@@ -81,7 +76,8 @@ def run_job(job: Job, results: list[dict[str, Any]]) -> dict[str, Any]:
     if job["kind"] == "prediction":
         law = fit_law(results, job.get("shift", True))
         return {"law": str(law), "intervals": law.intervals, "loss": float(law.error(compute_teraflops(job["images"])))}
-    rate = job["rate"] if job["kind"] == "choice" else best_rate(results)
+    losses = {rate: [run["loss"] for run in own] for rate, own in group(results, "rate").items() if rate}
+    rate = job["rate"] if job["kind"] == "choice" else min(losses, key=lambda rate: statistics.fmean(losses[rate]))
     with tempfile.TemporaryDirectory() as temporary_folder:
         result = pretrain(
             MODEL, fractals(job["images"]), Path(temporary_folder) / "out", objective="next-patch", learning_rate=rate,
@@ -96,12 +92,6 @@ def run_job(job: Job, results: list[dict[str, Any]]) -> dict[str, Any]:
 def fractals(images: int) -> str:
     """Return the data with this many training images."""
     return f"fractals:classes={CLASSES},images={images // CLASSES},jitter=50"
-
-
-def best_rate(trials: list[dict[str, Any]]) -> float:
-    """Return the rate whose trials have the lowest mean loss."""
-    by_rate = group(filter_runs(trials, kind="choice"), "rate")
-    return min(by_rate, key=lambda rate: statistics.fmean(trial["loss"] for trial in by_rate[rate]))
 
 
 def compute_teraflops(images: int) -> float:
@@ -143,7 +133,7 @@ def draw(plan: Plan, records: Records, path: Path) -> None:
             axes.plot(*zip(*points, strict=True), "o", color="C0", markerfacecolor=fill, label=label)
     axes.set(xscale="log", xlabel="training compute C (TFLOPs)", ylabel="test loss (nats)")
     ticks = [compute_teraflops(size) for size in (*plan.sizes, plan.largest)]
-    axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks], minor=False)
+    axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=8)
@@ -152,7 +142,7 @@ def draw(plan: Plan, records: Records, path: Path) -> None:
 
 def main() -> None:
     options = script_options(__doc__, "scaling_law.jsonl", Plan, runner=True)
-    options.add_argument("--figure", action="store_true")
+    options.add_argument("--figure", action="store_true", help="draw the law from what is recorded; run nothing")
     arguments = options.parse_args()
     records, plan = Records(arguments.output), read_plan(Plan, arguments)
     if not arguments.figure:

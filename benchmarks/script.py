@@ -21,9 +21,8 @@ CPU: dict[str, Any] = {"device": "cpu", "precision": "fp32"}  # of every trainin
 
 def describe(description: str | None, **texts: str) -> argparse.ArgumentParser:
     """Return a parser that shows a script's docstring as it is."""
-    return argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **texts
-    )  # fmt: skip
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=description, formatter_class=raw, **texts)
 
 
 def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
@@ -37,9 +36,8 @@ def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
 
 def vit_sizes(hidden_size: int, intermediate_size: int, heads: int = 4, **others: Any) -> dict[str, Any]:
     """Return fields of a configuration."""
-    return {
-        "hidden_size": hidden_size, "num_attention_heads": heads, "intermediate_size": intermediate_size, **others
-    }  # fmt: skip
+    sizes = {"hidden_size": hidden_size, "num_attention_heads": heads, "intermediate_size": intermediate_size}
+    return sizes | others
 
 
 def count_parameters(model: torch.nn.Module) -> int:

@@ -12,19 +12,17 @@ on. The other 1,207 have none. The 360 test images are the built-in ones. One Vi
                   of seed 0 did not choose
 
 First the settings of `GRIDS` are tried with seed 0, and of each way those with the best VALIDATION accuracy, then loss,
-are kept; then all is trained with three seeds, and the best of 10 checkpoints by validation is judged once on the test
-images. One thread; every line has the CPU seconds of its run. The ways have about as many, as the supervised model sees
-its 30 images more often.
+are kept; then all is trained with three seeds, and the best of 10 checkpoints by validation is evaluated once on the
+test images. The ways have about as many CPU seconds, as the supervised model sees its 30 images more often.
 """
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from records import Job, PlannedJob, Records, script_options
+from records import Job, Records, script_options
 from script import CPU, vit_sizes
 from tables import TABLES
 
@@ -110,20 +108,6 @@ def jobs() -> Iterator[Job]:
             yield {"way": way, "seed": seed, "final": True}
 
 
-def measure(records: Records, work: Path, limit: int | None) -> None:
-    """Do the first jobs that are left. Models are made again where they are gone, without a second record."""
-
-    def model_folder(job: Job) -> Path:
-        return work / (f"{job['way']}-{job['seed']}" if job["final"] else "tried")
-
-    todo: list[PlannedJob] = [(job, []) for job in list(jobs())[:limit]]
-    records.work(
-        todo,
-        lambda job, _: train(work, job, records, model_folder(job)),
-        has_files=lambda job: not job["final"] or model_folder(job).exists(),
-    )
-
-
 def choose_settings(records: Records, grid: str) -> int:
     """Return the settings of a grid with the best validation result for seed 0."""
     if len(GRIDS[grid]) == 1:
@@ -135,9 +119,16 @@ def choose_settings(records: Records, grid: str) -> int:
 
 if __name__ == "__main__":
     parser = script_options(__doc__, "self_training.jsonl")
-    parser.add_argument("--work", type=Path, help="where the models are kept; a temporary folder by default")
-    parser.add_argument("--limit", type=int, help="of these runs the first")
+    parser.add_argument("--work", type=Path, default=Path("build/self_training"), help="folder for data and models")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        measure(Records(arguments.output), arguments.work or Path(temporary), arguments.limit)
+    records = Records(arguments.output)
+
+    def model_folder(job: Job) -> Path:
+        return arguments.work / (f"{job['way']}-{job['seed']}" if job["final"] else "tried")
+
+    records.work(
+        [(job, []) for job in jobs()],
+        lambda job, _: train(arguments.work, job, records, model_folder(job)),
+        has_files=lambda job: not job["final"] or model_folder(job).exists(),
+    )
     print(TABLES["self_training"](arguments.output))

@@ -43,12 +43,10 @@ def main() -> None:
     options = script_options(__doc__, "small_data.jsonl")
     options.add_argument("--seeds", type=int, nargs="+", default=[0])
     options.add_argument("--steps", type=int, default=400)
-    options.add_argument("--data", nargs="+", default=list(DATA))
-    options.add_argument("--candidates", nargs="+", default=list(CANDIDATES))
     arguments = options.parse_args()
     jobs: list[PlannedJob] = [
         ({"candidate": candidate, "data": data, "seed": seed, "steps": arguments.steps}, [])
-        for seed, data, candidate in itertools.product(arguments.seeds, arguments.data, arguments.candidates)
+        for seed, data, candidate in itertools.product(arguments.seeds, DATA, CANDIDATES)
     ]
     Records(arguments.output).work(jobs, train)
     print(TABLES["small_data"](arguments.output))

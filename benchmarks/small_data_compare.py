@@ -1,12 +1,11 @@
 """The recipe `small-data`: plain ViT, by several ways to start, beside a ResNet, at equal CPU seconds on few images.
 
-Digits, photographs, and classes of fractals that no pre-training has seen, at 32 px; 50 or 200 images of all classes
-alike, or all. ViT and ResNet are those of data_scale.py, of equal FLOPs. Every start has as many CPU seconds a rate
-(--seconds), by the seconds of its steps that are measured beforehand: from scratch; after fractals (100 classes, for
---pretraining-seconds, at the lower rate, once a seed for all data, told beside and not counted); or after masked
-patches or momentum contrast on the images of the task, for half of these seconds. Both rates of the recipe are tried in
-each run and that with the better VALIDATION accuracy is kept; the test images are looked at once a run. The validation
-images are all there are, however few are trained on.
+Digits, photographs, and classes of fractals that no pre-training has seen; 50 or 200 images of all classes alike, or
+all. ViT and ResNet are those of data_scale.py, of equal FLOPs. Every start has as many CPU seconds a rate (--seconds),
+by the seconds of its steps that are measured beforehand: from scratch; after fractals (for --pretraining-seconds, at
+the lower rate, once a seed for all data, not counted); or after masked patches or momentum contrast on the images of
+the task, for half of these seconds. Both rates of the recipe are tried in each run and that with the better VALIDATION
+accuracy is kept; the test images are evaluated once a run.
 """
 
 import itertools
@@ -72,12 +71,13 @@ class Plan:
 
 
 def run_job(job: Job, _: Any, records: Records, kept: Path) -> dict[str, Any]:
-    if job["kind"] == "step":
-        return {"seconds_of_step": measure_step_seconds(job["model"], job["objective"])}
-    if job["kind"] == "fractals":
-        return learn_fractals(job, records, kept)
-    with tempfile.TemporaryDirectory() as folder:
-        return carry_out(job, records, Path(folder), kept)
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        folder = Path(temporary_folder)
+        if job["kind"] == "step":
+            return {"seconds_of_step": measure_step_seconds(job["model"], job["objective"], folder)}
+        if job["kind"] == "fractals":
+            return learn_fractals(job, records, folder, kept / f"{job['model']}-{job['seed']}")
+        return carry_out(job, records, folder, kept)
 
 
 def step_job(model: str, objective: str) -> Job:
@@ -92,17 +92,15 @@ def count_steps(seconds: float, records: Records, model: str, objective: str) ->
     return max(1, round(seconds / measured["seconds_of_step"]))
 
 
-def learn_fractals(job: Job, records: Records, kept: Path) -> dict[str, Any]:
+def learn_fractals(job: Job, records: Records, folder: Path, place: Path) -> dict[str, Any]:
     """Train weights on fractals for all runs of a seed, and move them into place when complete."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "out"
-        steps = count_steps(job["seconds"], records, job["model"], "labels")
-        result = finetune(
-            MODELS[job["model"]], FRACTALS, output, recipe="small-data", learning_rate=1e-3, steps=steps, evaluations=4,
-            seed=job["seed"], **CPU,
-        )  # fmt: skip
-        kept.mkdir(parents=True, exist_ok=True)
-        move_into_place(output, kept / f"{job['model']}-{job['seed']}")
+    steps = count_steps(job["seconds"], records, job["model"], "labels")
+    result = finetune(
+        MODELS[job["model"]], FRACTALS, folder / "out", recipe="small-data", learning_rate=1e-3, steps=steps,
+        evaluations=4, seed=job["seed"], **CPU,
+    )  # fmt: skip
+    place.parent.mkdir(parents=True, exist_ok=True)
+    move_into_place(folder / "out", place)
     return {"steps": steps, "validation_accuracy": result.validation["accuracy"]}
 
 
@@ -145,23 +143,19 @@ def write_few_images(name: str, images: int, seed: int, folder: Path) -> tuple[s
     return str(folder), 64 if not images or images >= 128 else 32
 
 
-def measure_step_seconds(model: str, objective: str) -> float:
+def measure_step_seconds(model: str, objective: str, folder: Path) -> float:
     """Return the CPU seconds of a step of 64 digits, measured by short trainings."""
-    with tempfile.TemporaryDirectory() as folder:
+    learn = partial(finetune, recipe="small-data") if objective == "labels" else partial(pretrain, objective=objective)
+    same = {"batch_size": 64, "evaluations": 1, "image_size": SIDE, **CPU}
 
-        def train(steps: int) -> float:
-            out = Path(tempfile.mkdtemp(dir=folder)) / "out"
-            same = {"steps": steps, "batch_size": 64, "evaluations": 1, "image_size": SIDE, **CPU}
-            if objective == "labels":
-                learn = partial(finetune, recipe="small-data")
-            else:
-                learn = partial(pretrain, objective=objective)
-            start = time.process_time()
-            learn(MODELS[model], "digits", out, **same)
-            return time.process_time() - start
+    def train(steps: int) -> float:
+        out = Path(tempfile.mkdtemp(dir=folder)) / "out"
+        start = time.process_time()
+        learn(MODELS[model], "digits", out, steps=steps, **same)
+        return time.process_time() - start
 
-        few, more = (statistics.median(train(steps) for _ in range(3)) for steps in _SHORT)
-        return max(1e-3, (more - few) / (_SHORT[1] - _SHORT[0]))
+    few, more = (statistics.median(train(steps) for _ in range(3)) for steps in _SHORT)
+    return max(1e-3, (more - few) / (_SHORT[1] - _SHORT[0]))
 
 
 def main() -> None:

@@ -41,15 +41,13 @@ FORMS = {
 Table = Callable[[Path | None], str]
 Rows = list[dict[str, Any]]
 TABLES: dict[str, Table] = {}
-RECORDS: dict[Table, str] = {}
 
 
-def table(record: str) -> Callable[[Table], Table]:
-    """Register a function as the table of its name, with the record it reads unless it is given another."""
+def table(file: str) -> Callable[[Callable[[Any], str]], Callable[[Any], str]]:
+    """Register a function as the table of its name; it gets the record in this file, unless another is given."""
 
-    def register(function: Table) -> Table:
-        RECORDS[function] = record
-        TABLES[function.__name__] = lambda path: function(path or RESULTS / record)
+    def register(function: Callable[[Any], str]) -> Callable[[Any], str]:
+        TABLES[function.__name__] = lambda path: function(load(path or RESULTS / file))
         return function
 
     return register
@@ -65,13 +63,9 @@ def markdown(header: str | Sequence[str], lines: Iterable[Sequence[str]], captio
     return "\n".join([*rows, *(["", f"*{caption}*"] if caption else [])]) + "\n"
 
 
+@cache
 def load(path: Path) -> Any:
     """Return a record: the object of a JSON file, or the lines of a JSONL file."""
-    return _load(path, path.stat().st_mtime_ns)
-
-
-@cache
-def _load(path: Path, changed: int) -> Any:
     text = path.read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
 
@@ -190,7 +184,7 @@ def batch_headers(variants: Iterable[str]) -> list[str]:
 
 
 @table("models_zen4.json")
-def engines(_: Path | None) -> str:
+def engines(_: Any) -> str:
     names = {name: FORMS[name] for name in list(FORMS)[3:]}
     names["{}, compiled and frozen"] = "the peer's, compiled and frozen"
     lines = compare_with_peers(names, ", openvino", mark_behind)
@@ -200,7 +194,7 @@ def engines(_: Path | None) -> str:
 
 
 @table("models_zen4.json")
-def engines_summary(_: Path | None) -> str:
+def engines_summary(_: Any) -> str:
     """Return one row per processor and dtype with median and range over models and batches."""
     forms = ("hf_vit optimized, openvino", "hf_vit optimized", "hf_vit optimized, compiled")
     lines = []
@@ -218,7 +212,7 @@ def engines_summary(_: Path | None) -> str:
 
 
 @table("models_zen4.json")
-def axial_engines(_: Path | None) -> str:
+def axial_engines(_: Any) -> str:
     pair, cases = ("hf_vit optimized, openvino", "hf_vit optimized"), [*itertools.product(DTYPES, BATCHES)]
     rows = (
         ((processor,), [(kind, "inference", "Axial-B/16", *case, *pair) for case in cases])
@@ -229,7 +223,7 @@ def axial_engines(_: Path | None) -> str:
 
 
 @table("models_zen4.json")
-def other_engines(_: Path | None) -> str:
+def other_engines(_: Any) -> str:
     """Return rows for ONNX Runtime, timm with OpenVINO, int8 without VNNI, and the products alone."""
     ours, variants = "hf_vit optimized, openvino", ("S/16", "B/16")
     pairs = [
@@ -247,7 +241,7 @@ def other_engines(_: Path | None) -> str:
 
 
 @table("models_zen4.json")
-def as_loaded(_: Path | None) -> str:
+def as_loaded(_: Any) -> str:
     names = FORMS | {name: name for name in ("timm", "vit-pytorch", "torch encoder")}
     names |= {
         "transformers eager": "transformers, explicit attention",
@@ -261,7 +255,7 @@ def as_loaded(_: Path | None) -> str:
 
 
 @table("models_zen4.json")
-def rotation(_: Path | None) -> str:
+def rotation(_: Any) -> str:
     """Return rows for DINOv3-B/16 beside itself without rotation, and beside its peers."""
     names = ("hf_vit", "hf_vit optimized")
     pairs = [*((name, f"{name} unrotated") for name in names), *((name, "transformers") for name in (*names, "timm"))]
@@ -275,7 +269,7 @@ def rotation(_: Path | None) -> str:
 
 
 @table("models_zen4.json")
-def training(_: Path | None) -> str:
+def training(_: Any) -> str:
     runs = [row for kind in PROCESSORS for row in load_model_runs(kind) if row["cell"]["work"] == "training"]
     names = dict.fromkeys(name for row in runs for name in row["outcomes"])
     rows = (
@@ -294,11 +288,9 @@ def format_loadgen(run: dict[str, float]) -> str:
 
 
 @table("mlperf.jsonl")
-def mlperf(path: Path) -> str:
+def mlperf(runs: Rows) -> str:
     """Return a row for every cell that LoadGen measured, with the ratios of hf_vit and the faster peer."""
-    if not path.exists():
-        return markdown("", [])
-    runs, ours, peers, engines = load(path), "hf_vit optimized", ("transformers", "timm"), (", openvino", "")
+    ours, peers, engines = "hf_vit optimized", ("transformers", "timm"), (", openvino", "")
     names = [f"{name}{engine}" for engine in engines for name in (ours, *peers)] + [f"{ours}, onnxruntime"]
     pairs = [([f"{ours}{engine}"], [f"{peer}{engine}" for peer in peers]) for engine in engines]
     pairs.append(([name for name in names if ours in name], [name for name in names if ours not in name]))
@@ -330,8 +322,8 @@ def mlperf(path: Path) -> str:
 
 
 @table("parity.json")
-def measured(path: Path | None) -> str:
-    rows = {row["case"]: row for row in load(path or RESULTS / "parity.json")["rows"]}
+def measured(record: Any) -> str:
+    rows = {row["case"]: row for row in record["rows"]}
     seeds = load(RESULTS / "demo.json")["seeds"]
     cases = {
         "distance from the original code's logits": "vit_tok",
@@ -374,15 +366,15 @@ def format_difference(value: float | None) -> str:
 
 
 @table("parity.json")
-def parity(path: Path) -> str:
-    record, names = load(path), ("hf_vit", "transformers", "timm", "hf_vit, float64")
+def parity(record: Any) -> str:
+    names = ("hf_vit", "transformers", "timm", "hf_vit, float64")
     lines = [(row["case"], *(format_difference(row[name]) for name in names)) for row in record["rows"]]
     return markdown(["case of tests/golden", *names], lines, f"`parity.py`, {record['date']}.")
 
 
 @table("departures.json")
-def departures(path: Path) -> str:
-    record, names = load(path), ("hf_vit", "timm", "transformers")
+def departures(record: Any) -> str:
+    names = ("hf_vit", "timm", "transformers")
     lines: list[tuple[str, ...]] = []
     for case in dict.fromkeys(row["case"] for row in record["rows"]):
         first, *others = filter_runs(record["rows"], case=case)
@@ -399,8 +391,8 @@ def departures(path: Path) -> str:
 
 
 @table("features.json")
-def features(path: Path) -> str:
-    record, names = load(path), ("original", "timm", "transformers")
+def features(record: Any) -> str:
+    names = ("original", "timm", "transformers")
     lines: list[tuple[str, ...]] = []
     for kind in dict.fromkeys(row["kind"] for row in record["rows"]):
         rows = {row["library"]: row for row in filter_runs(record["rows"], kind=kind)}
@@ -430,8 +422,7 @@ def format_cells(cells: dict[str, int]) -> str:
 
 
 @table("demo.json")
-def demo(path: Path) -> str:
-    record = load(path)
+def demo(record: Any) -> str:
     wrong = [round(seed["images"] * (1 - seed["test_accuracy"])) for seed in record["seeds"]]
     lines = [
         ("the demo's model", f"{len(wrong)} seeds", f"{min(wrong)} to {max(wrong)}", f"{statistics.fmean(wrong):.1f}")
@@ -442,8 +433,7 @@ def demo(path: Path) -> str:
 
 
 @table("doors.json")
-def doors(path: Path) -> str:
-    record = load(path)
+def doors(record: Any) -> str:
     lines = [
         (door["name"], door["version"], f"{door['equal_labels']:,}", f"{door['largest_difference']:.1e}")
         for door in record["doors"]
@@ -456,9 +446,9 @@ def doors(path: Path) -> str:
 
 
 @table("doors.json")
-def served(path: Path) -> str:
+def served(record: Any) -> str:
     """Return one line a server under load."""
-    rows = load(path)["load"]
+    rows = record["load"]
     lines = [
         (row["server"], *(f"{row['statuses'].get(status, 0):,}" for status in ("200", "400")),
          f"{sum(count for status, count in row['statuses'].items() if 'wrong' in status):,}",
@@ -585,8 +575,7 @@ TABLES |= {{"page": "page_waits"}.get(name, name): make_row_table(name, *texts) 
 
 
 @table("cost.json")
-def growth(path: Path) -> str:
-    record = load(path)
+def growth(record: Any) -> str:
     names = ("family", "time", "time_theory", "memory", "memory_theory", "worse")
     lines = [[format_cell(row[name]) for name in names] for row in filter_runs(record["rows"], part="growth")]
     header = "family | exponent of time | theory | exponent of memory | its theory | more than a tenth above"
@@ -594,8 +583,7 @@ def growth(path: Path) -> str:
 
 
 @table("first_step.json")
-def first_step(path: Path) -> str:
-    record = load(path)
+def first_step(record: Any) -> str:
     names = ("seconds", "mb", "images_per_second", "later_images_per_second")
     works = dict.fromkeys(row["work"] for row in record["rows"])
     lines: list[list[str]] = []
@@ -610,8 +598,8 @@ def first_step(path: Path) -> str:
 
 
 @table("cost.json")
-def gelu(path: Path) -> str:
-    record, names = load(path), [f"{way}_{value}" for way in ("forward", "backward") for value in ("ms", "error")]
+def gelu(record: Any) -> str:
+    names = [f"{way}_{value}" for way in ("forward", "backward") for value in ("ms", "error")]
     cells: dict[str, list[str]] = {}
     for row in filter_runs(record["rows"], part="gelu"):
         cells.setdefault(row["gelu"], []).extend(format_cell(row.get(name)) for name in names)
@@ -622,8 +610,8 @@ def gelu(path: Path) -> str:
 
 
 @table("int8_avx512_bf16.jsonl")
-def int8_speed(path: Path) -> str:
-    cells = {(run["runtime"], run["variant"], run["batch"]): run for run in filter_runs(load(path), part="speed")}
+def int8_speed(record: Rows) -> str:
+    cells = {(run["runtime"], run["variant"], run["batch"]): run for run in filter_runs(record, part="speed")}
     cases, lines = [(variant, batch) for variant in ("S/16", "B/16") for batch in BATCHES], []
     for engine, form in ((engine, form) for engine, forms in INT8_FORMS.items() for form in forms):
         runs = [cells[engine, *case][form] for case in cases]
@@ -635,7 +623,7 @@ def int8_speed(path: Path) -> str:
 
 
 @table("int8_avx512_bf16.jsonl")
-def int8_agreement(_: Path | None) -> str:
+def int8_agreement(_: Any) -> str:
     lines = []
     for kind, record in load_by_processor("int8", "jsonl").items():
         shares: dict[tuple[str, str], list[str]] = {}
@@ -652,8 +640,8 @@ def int8_agreement(_: Path | None) -> str:
 
 
 @table("real_weights.jsonl")
-def real_weights(path: Path) -> str:
-    runs = {run["form"]: run for run in load(path)}
+def real_weights(record: Rows) -> str:
+    runs = {run["form"]: run for run in record}
     conversion, speeds = runs.pop("conversion"), runs.pop("speed", {})
     lines: list[tuple[str, ...]] = []
     for form, run in runs.items():
@@ -679,8 +667,8 @@ def real_weights(path: Path) -> str:
 
 
 @table("int8_avx512_bf16.jsonl")
-def billion(path: Path) -> str:
-    (cells,) = filter_runs(load(path), runtime="openvino", variant="B/16", batch=8)
+def billion(record: Rows) -> str:
+    (cells,) = filter_runs(record, runtime="openvino", variant="B/16", batch=8)
     rows = filter_runs(load(RESULTS / "jpeg_zen4.json")["rows"], workers=2, processor="Pillow")
     rates = {
         "B/16 in float32 (OpenVINO)": cells["float32"]["images_per_second"],
@@ -712,8 +700,8 @@ def mean(runs: Rows, name: str, *form: int) -> str:
 
 
 @table("inductive_bias.jsonl")
-def inductive_bias(path: Path) -> str:
-    runs = filter_runs(load(path), kind="data")
+def inductive_bias(record: Rows) -> str:
+    runs = filter_runs(record, kind="data")
     sizes = sorted({run["examples"] for run in runs})
     lines = [
         (
@@ -728,8 +716,7 @@ def inductive_bias(path: Path) -> str:
 
 
 @table("data_scale.jsonl")
-def data_scale(path: Path) -> str:
-    records = load(path)
+def data_scale(records: Rows) -> str:
     runs = filter_runs(records, kind="run")
     sizes, names = sorted({run["images"] for run in runs}), list(group(records, "model"))
     readings = ("digits, 25 a class", "digits, fine-tuned", "photos, 25 a class", "photos, fine-tuned")
@@ -778,8 +765,8 @@ def mark_missing(cells: Iterable[str]) -> list[str]:
 
 
 @table("real_images.jsonl")
-def real_images_scale(path: Path) -> str:
-    records = filter_runs(load(path), part="scale")
+def real_images_scale(records: Rows) -> str:
+    records = filter_runs(records, part="scale")
     runs = filter_runs(records, kind="run")
     sizes, names = (100, 300, 1_000, 3_000, 10_000, 55_000), ("ViT", "Hybrid", "Axial", "BiT")
     lines: list[Any] = []
@@ -805,8 +792,8 @@ def describe_real_images(runs: Rows) -> str:
 
 
 @table("real_images.jsonl")
-def real_images_rates(path: Path) -> str:
-    trials = filter_runs(load(path), part="scale", kind="trial")
+def real_images_rates(records: Rows) -> str:
+    trials = filter_runs(records, part="scale", kind="trial")
     rates = sorted({trial["learning_rate"] for trial in trials})
     lines = [
         (f"{model}, {optimizer}, {images:,} images",
@@ -818,8 +805,8 @@ def real_images_rates(path: Path) -> str:
 
 
 @table("real_images.jsonl")
-def real_images_scratch(path: Path) -> str:
-    records = filter_runs(load(path), part="scratch")
+def real_images_scratch(records: Rows) -> str:
+    records = filter_runs(records, part="scratch")
     lines = [
         (candidate + (", try" if kind == "trial" else ""), f"{runs[0]['parameters']:,}", f"{runs[0]['steps']:,}",
          format_seconds(runs), format_interval([run["validation_accuracy"] for run in runs]),
@@ -831,8 +818,8 @@ def real_images_scratch(path: Path) -> str:
 
 
 @table("real_images.jsonl")
-def real_images_pretraining(path: Path) -> str:
-    records = filter_runs(load(path), part="pretraining")
+def real_images_pretraining(records: Rows) -> str:
+    records = filter_runs(records, part="pretraining")
     runs, encoders = (filter_runs(records, kind=kind) for kind in ("run", "encoder"))
     labels = sorted({run["images"] for run in runs})
     scratch = {(run["images"], run["seed"]): run["test_accuracy"] for run in filter_runs(runs, start="scratch")}
@@ -854,13 +841,13 @@ def real_images_pretraining(path: Path) -> str:
 
 
 @table("real_images.jsonl")
-def real_images_few(path: Path) -> str:
-    return tabulate_few([run for run in filter_runs(load(path), part="few") if "data" not in run], classes=10)
+def real_images_few(records: Rows) -> str:
+    return tabulate_few([run for run in filter_runs(records, part="few") if "data" not in run], classes=10)
 
 
 @table("real_images.jsonl")
-def real_images_photos(path: Path) -> str:
-    return tabulate_few(filter_runs(load(path), part="few", data="photos"), classes=8)
+def real_images_photos(records: Rows) -> str:
+    return tabulate_few(filter_runs(records, part="few", data="photos"), classes=8)
 
 
 def tabulate_few(records: Rows, classes: int) -> str:
@@ -878,8 +865,8 @@ def tabulate_few(records: Rows, classes: int) -> str:
 
 
 @table("scaling_law.jsonl")
-def scaling_law(path: Path) -> str:
-    runs, lines, notes = load(path), [], []
+def scaling_law(runs: Rows) -> str:
+    lines, notes = [], []
     laws = filter_runs(runs, kind="prediction")
     for size, members in sorted(group(filter_runs(runs, kind="run"), "images").items()):
         losses = [run["loss"] for run in members]
@@ -895,8 +882,8 @@ def scaling_law(path: Path) -> str:
 
 
 @table("compare_families.jsonl")
-def compare_families(path: Path) -> str:
-    record, lines = load(path), []
+def compare_families(record: Rows) -> str:
+    lines = []
     comparisons = filter_runs(record, kind="comparison")
     trainings = [run for run in record if run["kind"] != "comparison"]
     for models in zip(*(comparison["models"] for comparison in comparisons), strict=True):
@@ -913,19 +900,19 @@ def compare_families(path: Path) -> str:
 
 
 @table("shape_texture.jsonl")
-def shape_texture(path: Path) -> str:
+def shape_texture(record: Rows) -> str:
     lines = []
-    for names, runs in sorted(group(load(path), "family", "variation").items()):
+    for names, runs in sorted(group(record, "family", "variation").items()):
         other = format_mean(run["decisions"]["other"] / sum(run["decisions"].values()) for run in runs)
         cells = [mean(runs, name) for name in ("accuracy", "shape_alone", "texture_alone")]
         lines.append((*names, mean(runs, "shape_bias"), other, *cells))
     header = "family | varied by | shape bias, % | neither, % | accuracy, % | shape alone, % | texture alone, %"
-    return markdown(header, lines, f"{describe_runs(load(path), 'shape_texture.py --steps 3200')}.")
+    return markdown(header, lines, f"{describe_runs(record, 'shape_texture.py --steps 3200')}.")
 
 
 @table("pretraining.jsonl")
-def pretraining(path: Path) -> str:
-    runs, lines, readings = load(path), [], {"run": "fine-tuned", "probe": "linear probe"}
+def pretraining(runs: Rows) -> str:
+    lines, readings = [], {"run": "fine-tuned", "probe": "linear probe"}
     for data, kind, start in itertools.product(("digits", "photos"), readings, group(runs, "start")):
         cells = []
         for labels in (20, 0):
@@ -941,28 +928,20 @@ def pretraining(path: Path) -> str:
 
 
 @table("distillation.jsonl")
-def distillation(path: Path) -> str:
-    runs, lines = load(path), []
+def distillation(runs: Rows) -> str:
+    lines = []
     for (epochs, varied, method), members in group(runs, "epochs", "varied", "way").items():
         training = f"{epochs}, {'augmented' if varied else 'as they are'}" if epochs else ""
-        lines.append(
-            (
-                training,
-                method,
-                str(len(members)),
-                mean(members, "accuracy"),
-                mean(members, "loss", 1, 3),
-                mean(members, "ece"),
-            )
-        )
+        scores = (mean(members, "accuracy"), mean(members, "loss", 1, 3), mean(members, "ece"))
+        lines.append((training, method, str(len(members)), *scores))
     header = "epochs, images | | runs | test accuracy, % | test loss, nats | calibration error, %"
     caption = f"`distillation.py` and `distillation.py --epochs 160 --varied`, {format_dates(runs)}."
     return markdown(header, lines, caption)
 
 
 @table("self_training.jsonl")
-def self_training(path: Path) -> str:
-    runs, lines = filter_runs(load(path), final=True), []
+def self_training(record: Rows) -> str:
+    runs, lines = filter_runs(record, final=True), []
     names = {"": "supervised, rate 1.5e-3 (chosen)", "fast": "supervised, rate 5e-3"}
     steps = {"noisy-1": "noisy student of it", "noisy-2": "noisy student of that"}
     steps |= {"meta": "meta pseudo labels", "meta-labels": "the same, fine-tuned on the labels"}
@@ -979,14 +958,12 @@ def self_training(path: Path) -> str:
 
 
 @table("dense.jsonl")
-def dense(path: Path) -> str:
-    runs, lines = filter_runs(load(path), final=True), []
+def dense(record: Rows) -> str:
+    runs, lines = filter_runs(record, final=True), []
     order = ("goals", "clutter", "families", "hours")
-    for pair, members in sorted(
-        group(runs, "pair").items(), key=lambda item: (order.index(item[0].split()[0]), item[0])
-    ):
-        members.sort(key=lambda run: run["seed"])
-        part, task, head, backbone = pair.split()
+    pairs = group(sorted(runs, key=lambda run: run["seed"]), "pair")
+    for pair in sorted(pairs, key=lambda pair: (order.index(pair.split()[0]), pair)):
+        members, (part, task, head, backbone) = pairs[pair], pair.split()
         measure = "mean IoU" if task == "segmentation" else "box AP50"
         headlines = [run["headline"] for run in members]
         scores = [mean(headlines, measure), mean([each for each in headlines if "box AP" in each], "box AP")]
@@ -997,8 +974,7 @@ def dense(path: Path) -> str:
 
 
 @table("small_data.jsonl")
-def small_data(path: Path) -> str:
-    runs = load(path)
+def small_data(runs: Rows) -> str:
     data = list(group(runs, "data"))
     lines = [
         (name, *(mean(filter_runs(members, data=each), "validation_accuracy") for each in data))
@@ -1008,8 +984,7 @@ def small_data(path: Path) -> str:
 
 
 @table("small_data_compare.jsonl")
-def small_data_compare(path: Path) -> str:
-    records = load(path)
+def small_data_compare(records: Rows) -> str:
     runs = filter_runs(records, kind="run")
     counts = sorted({run["images"] for run in runs}, key=lambda images: images or float("inf"))
     cases = [*itertools.product(group(runs, "data"), counts)]
@@ -1035,9 +1010,9 @@ def small_data_compare(path: Path) -> str:
 
 
 @table("mutants.json")
-def mutants(path: Path) -> str:
+def mutants(record: Any) -> str:
     """Return one line a package of the newest round."""
-    name, last = list(load(path).items())[-1]
+    name, last = list(record.items())[-1]
     kinds = ("killed", "timed out", "survived", "no test", "gone", "struck", "not run")
     packages = {**last["packages"], "all": last}
     lines = [(package, *(str(counts.get(kind, 0)) for kind in kinds)) for package, counts in packages.items()]

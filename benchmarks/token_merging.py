@@ -1,8 +1,7 @@
 """Measure speed and accuracy of token merging: `optimize_for_inference(merge_tokens=r)` against the same model without.
 
-Speed of S/16 and B/16 at 224 px with random weights, and of a ViT with 128 tokens that is trained on the digits (16 px,
-patches of 2x1 px; kept in --train and not trained again), with its accuracy on the validation and the test images for
-every r. Chosen is the fastest r that loses at most half a point on the validation images; the test images judge it.
+Speed of S/16 and B/16 at 224 px with random weights, and of a ViT with 128 tokens that is trained on the digits (once;
+kept in --train), with its accuracy. Chosen is the fastest r that loses at most half a point on the validation images.
 """
 
 import copy
@@ -45,11 +44,11 @@ def load_split(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     return pixels, torch.as_tensor(np.asarray(images["label"]))
 
 
-def measure_rows(name: str, model: Any, images: torch.Tensor, turns: int) -> list[dict[str, Any]]:
-    """Return the speed for every r as a ratio to the model without merging."""
+def measure_rows(report: Script, name: str, model: Any, images: torch.Tensor) -> list[dict[str, Any]]:
+    """Record and return the speed for every r as a ratio to the model without merging."""
+    turns = report.options.turns
     forms = {None: optimize_for_inference(copy.deepcopy(model), engine="torch")}
     forms |= {count: optimize_for_inference(copy.deepcopy(model), merge_tokens=count) for count in MERGED}
-
     seconds = take_turns({str(count): partial(predict, form, images) for count, form in forms.items()}, turns)
     rows: list[dict[str, Any]] = []
     for count, form in forms.items():
@@ -61,6 +60,8 @@ def measure_rows(name: str, model: Any, images: torch.Tensor, turns: int) -> lis
                 row[f"{split_name}_accuracy"] = float((predict(form, pixels) == labels).double().mean())
                 row[f"{split_name}_images"] = len(labels)
         rows.append(row)
+    for row in rows:
+        report.record(**row)
     return rows
 
 
@@ -81,15 +82,10 @@ def main() -> None:
     options = parser(__doc__, turns=9)
     options.add_argument("--train", type=Path, default=Path("out/tokens"))
     report = Script(options.parse_args())
-    turns, digits = report.options.turns, list[dict[str, Any]]()
-    for name in ("digits", "S/16", "B/16"):
-        if name == "digits":
-            digits = rows = measure_rows(name, train_once(report.options.train), load_split("test")[0][:60], turns)
-        else:
-            model: Any = build("hf_vit", Shape(name))
-            rows = measure_rows(name, getattr(model, "model", model), torch.randn(8, 3, 224, 224), turns)
-        for row in rows:
-            report.record(**row)
+    digits = measure_rows(report, "digits", train_once(report.options.train), load_split("test")[0][:60])
+    for name in ("S/16", "B/16"):
+        model: Any = build("hf_vit", Shape(name))
+        measure_rows(report, name, getattr(model, "model", model), torch.randn(8, 3, 224, 224))
     report.finish(chosen=choose_row(digits))
     print(choose_row(digits))
 
