@@ -734,6 +734,20 @@ def test_a_class_with_one_image_is_refused_with_the_remedy():
     assert parts["test"].size, "a class that only a bigger data set has needs no images"
 
 
+def test_images_of_several_classes_fill_a_split_too():
+    """As in small multi-label sets, and where the same image lies in the folders of two classes."""
+    for trial in range(20):
+        digests = [digest(f"{trial} {number}") for number in range(6)]
+        parts, notes = cut_rows(digests, [[0, 1], [0, 1], [1, 2], [1, 2], [2, 0], [2, 0]], "abc", ["test"], seed=0)
+        assert parts["test"].size
+        assert {"one image was moved" in note for note in notes} <= {True}
+    with pytest.raises(UserError, match="too few images to cut test"):
+        missing = ["validation", "test"]
+        parts_of = {digest(number): assign_split(digest(number), missing, seed=0) for number in range(99)}
+        held_out, kept = ([each for each in parts_of if parts_of[each] == part] for part in ("validation", "train"))
+        cut_rows([*held_out[:2], kept[0]], [0] * 3, "a", missing, seed=0)
+
+
 def test_the_rule_is_frozen():
     """By other means: splits of published models must be the same in ten years."""
     for number, seed in itertools.product(range(200), (0, 1)):

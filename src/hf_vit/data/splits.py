@@ -139,20 +139,32 @@ def cut_rows(
             )
     for name in missing:
         if name not in assignment.values():
-            _fill_split(name, assignment, list(classes.values()))
-            notes.append(f"splitting by content left {name} without images, so one of each class was moved there")
+            moved = _fill_split(name, assignment, list(classes.values()))
+            notes.append(f"splitting by content left {name} without images, so {moved} was moved there")
     split_of_row = np.asarray([assignment[digest] for digest in digests])
     return {name: np.flatnonzero(split_of_row == name) for name in ("train", *missing)}, notes
 
 
-def _fill_split(split: str, assignment: dict[str, str], classes: Sequence[Sequence[str]]) -> None:
-    """Assign one training image of every class that has several to another split; the images are digests."""
+def _fill_split(split: str, assignment: dict[str, str], classes: Sequence[Sequence[str]]) -> str:
+    """Assign one training image of every class that has several to another split, and return what was moved.
+
+    The images are digests. One with several classes is moved only if there is no other, and alone.
+    """
     class_counts = Counter(digest for contents in classes for digest in contents)
-    for contents in classes:
-        movable = [digest for digest in contents if assignment[digest] == "train"]
-        # An image with several classes stays: without it another class could have none in train.
-        if len(movable) > 1 and class_counts[movable[0]] == 1:
-            assignment[movable[0]] = split
+    in_train = [[digest for digest in contents if assignment[digest] == "train"] for contents in classes]
+    single = [contents[0] for contents in in_train if len(contents) > 1 and class_counts[contents[0]] == 1]
+    if single:
+        assignment.update(dict.fromkeys(single, split))
+        return "one of each class"
+    needed = {contents[0] for contents in in_train if len(contents) == 1}  # the last training images of a class
+    several = [digest for contents in in_train for digest in contents if digest not in needed]
+    if not several:
+        raise UserError(
+            f"too few images to cut {split} from the training images: each is the only one of a class there; "
+            "add images, or give the splits as folders train, validation and test"
+        )
+    assignment[several[0]] = split
+    return "one image"
 
 
 def _refuse_small_classes(
