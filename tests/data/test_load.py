@@ -741,10 +741,10 @@ def test_images_of_several_classes_fill_a_split_too():
         parts, notes = cut_rows(digests, [[0, 1], [0, 1], [1, 2], [1, 2], [2, 0], [2, 0]], "abc", ["test"], seed=0)
         assert parts["test"].size
         assert {"one image was moved" in note for note in notes} <= {True}
+    missing = ["validation", "test"]
+    parts_of = {digest(number): assign_split(digest(number), missing, seed=0) for number in range(99)}
+    held_out, kept = ([each for each in parts_of if parts_of[each] == part] for part in ("validation", "train"))
     with pytest.raises(UserError, match="too few images to cut test"):
-        missing = ["validation", "test"]
-        parts_of = {digest(number): assign_split(digest(number), missing, seed=0) for number in range(99)}
-        held_out, kept = ([each for each in parts_of if parts_of[each] == part] for part in ("validation", "train"))
         cut_rows([*held_out[:2], kept[0]], [0] * 3, "a", missing, seed=0)
 
 
