@@ -210,8 +210,9 @@ def test_predict_answers_as_the_model(command, save_classifier, tmp_path):
         ]
     assert [answer.image for answer in answers] == ["image 1", "image 2", "image 3"]
     assert predict(model, images[0], device="cpu")[0].image == "image 1"
-    with pytest.raises(UserError, match="an image is a ndarray; give a file or a Pillow image"):
-        predict(model, [np.asarray(images[0])], device="cpu")
+    for value in (np.asarray(images[0]), 3.5):
+        with pytest.raises(UserError, match=f"an image is a {type(value).__name__}; give a file or a Pillow image"):
+            predict(model, [value], device="cpu")
     modes = [("I;16", 65535), ("RGB", (255, 255, 255)), ("RGBA", (0, 0, 0, 0))]
     for mode, color in modes:
         Image.new(mode, (9, 9), color).save(tmp_path / f"{mode[0]}{len(mode)}.png")

@@ -1,5 +1,6 @@
 """The output folder: one run at a time, resumed whatever stops it, finished when it is; its log, curve and speed."""
 
+import json
 import os
 import pkgutil
 import re
@@ -21,6 +22,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_vit import HfViTConfig, UserError
 from hf_vit.data.transforms import TrainTransform
+from hf_vit.evaluation import evaluate
 from hf_vit.results.facts import Facts, append_record, make_record
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
 from hf_vit.training import run as output_module
@@ -36,9 +38,8 @@ SETTINGS = dict(steps=4, evaluations=2, batch_size=8, dropout=0.1, learning_rate
 @pytest.fixture(scope="module")
 def train(colours, tiny_config):
     def run(output, report=None, changes=None, **options):
-        chosen = FinetuneOptions(device="cpu", **options)
-        config, settings = tiny_config(num_hidden_layers=1), SETTINGS | (changes or {})
-        return finetune(config, str(colours), output, options=chosen, report=report, **settings)
+        config, settings = tiny_config(num_hidden_layers=1), SETTINGS | (changes or {}) | options
+        return finetune(config, str(colours), output, report=report, device="cpu", **settings)
 
     return run
 
@@ -47,6 +48,17 @@ def train(colours, tiny_config):
 def done(train, tmp_path_factory):
     """A finished run with its checkpoints."""
     return train(tmp_path_factory.mktemp("done") / "done", keep_checkpoints=True)
+
+
+def test_numbers_of_numpy_are_numbers(train, done, tmp_path, colours):
+    """As they come from a table of settings."""
+    changes = {"learning_rate": np.float64(SETTINGS["learning_rate"]), "steps": np.int64(SETTINGS["steps"])}
+    image_size = np.int64(json.loads((done.folder / "config.json").read_text())["image_size"])
+    assert same_weights(
+        done.folder, train(tmp_path / "out", None, changes, seed=np.int64(0), image_size=image_size).folder
+    )
+    measured = evaluate(done.folder, str(colours), batch_size=np.int64(8), device="cpu", progress=False)
+    assert measured.result.headline() == done.test.headline()
 
 
 # ---- one run at a time

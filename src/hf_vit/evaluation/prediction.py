@@ -459,7 +459,7 @@ def _make_unique_name(stem: str, names: set[str]) -> str:
 def list_image_files(paths: Iterable[Any]) -> Iterable[_File]:
     """Iterate over image files, the images in folders, those that match patterns, those of IDX files, and open ones."""
     for number, source in enumerate(paths, start=1):
-        if isinstance(source, Image | np.ndarray):  # `decode_image` refuses arrays
+        if not isinstance(source, str | os.PathLike):  # `decode_image` refuses what is no image
             yield _GivenImage(source, number)
             continue
         path = to_path(source)

@@ -202,7 +202,7 @@ def iterate_batches(
 
     workers = num_workers if hasattr(dataset, "__len__") else 0
     # Without a separate generator the loader would change the random state of a running training.
-    return DataLoader(dataset, batch_size, collate_fn=collate, num_workers=workers, generator=torch.Generator())
+    return DataLoader(dataset, int(batch_size), collate_fn=collate, num_workers=workers, generator=torch.Generator())
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from hf_vit.data import ImageData
 from hf_vit.errors import DivergedError, UserError
 from hf_vit.evaluation.runners import open_runner
@@ -156,6 +158,8 @@ def _make_job(
     settings: Mapping[str, Any],
 ) -> Job:
     """Build a job; `settings` are fields of the options or of the recipe, which they change."""
+    # NumPy's numbers would not be written to JSON, and some libraries refuse them.
+    settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
     run_fields = {name: value for name, value in settings.items() if name in RUN_FIELDS and value is not None}
     if isinstance(run_fields.get("image_size"), int):
         run_fields["image_size"] = as_pair(run_fields["image_size"])
