@@ -155,6 +155,7 @@ TABLES = {
     "dict lines": (partial(save_lines, label={"x": 1}), "have the type dict; write whole numbers or names"),
     "decimal lines": (partial(save_lines, label="1.0"), r"have the type float; .* names \(write 1 for 1\.0, or"),
     "NaN lines": (partial(save_lines, label=float("nan")), "has images without a label; add the labels"),
+    "multi-hot lines": (partial(save_lines, label=[0, 1, 1]), "are lists of 3 zeros and ones, .* write "),
     "list lines": (partial(save_lines, label=[["a"]]), "have the type list; write whole numbers or names"),
     "no label": (partial(save_without, column="label"), "has the columns image, but .* 'label'"),
     "no image": (partial(save_without, column="image"), "has the columns label, but .*--image-column"),
