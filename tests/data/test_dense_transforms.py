@@ -23,9 +23,9 @@ from hf_vit.errors import UserError
 VARIED = AugmentationConfig(scale_jitter=(0.5, 2.0), horizontal_flip=0.5, color_jitter=0.2)
 
 
-def processor(height=48, width=64):
+def processor(height=48, width=64, **more):
     half = [0.5] * 3
-    return ViTImageProcessor(size={"height": height, "width": width}, image_mean=half, image_std=half)
+    return ViTImageProcessor(size={"height": height, "width": width}, image_mean=half, image_std=half, **more)
 
 
 @pytest.fixture(scope="module")
@@ -289,6 +289,8 @@ def test_one_tile_is_torchvisions_batched_nms():
         (lambda: Tiles((10, 10), (0, 4)), "give sides of at least 1 px"),
         (lambda: dense_transforms(processor(), "mask", AugmentationConfig(rotation_degrees=10)),
          "augmentation rotation_degrees does not transform masks and boxes"),
+        (lambda: dense_transforms(processor(do_center_crop=True, crop_size=16), "mask"),
+         "crops images, but not their masks and boxes; set its do_center_crop"),
         (lambda: train_transform(processor(), AugmentationConfig(scale_jitter=(0.5, 1))),
          "scale_jitter needs segmentation or detection"),
         (lambda: AugmentationConfig(scale_jitter=(0.5, 1), random_resized_crop=(0.5, 1)),

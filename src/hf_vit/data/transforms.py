@@ -499,6 +499,11 @@ class DenseEvalTransform(_FixedTransform):
     """
 
     def __init__(self, processor: "BaseImageProcessor", target: Target) -> None:
+        if getattr(processor, "do_center_crop", None):
+            raise UserError(
+                "the image processor crops images, but not their masks and boxes; set its do_center_crop to False and "
+                "its size to that of the crop"
+            )
         self.target: Target = target
         self._images = EvalTransform(processor)
 
