@@ -553,8 +553,9 @@ def test_a_table_of_labels_is_refused_for_masks(tmp_path, folder):
     assert load_data(str(path), target=None).target == "label"
 
 
+@pytest.mark.parametrize("divided", [False, True], ids=["files", "column"])
 @pytest.mark.parametrize("target", ["mask", "objects"])
-def test_a_split_that_hides_its_annotations_is_left_out(tmp_path, target):
+def test_a_split_that_hides_its_annotations_is_left_out(tmp_path, target, divided):
     pictures, drawn = masks_of(20)
     if target == "mask":
         features, borne = Features({"image": ImageFeature(), "mask": ImageFeature()}), drawn
@@ -563,9 +564,15 @@ def test_a_split_that_hides_its_annotations_is_left_out(tmp_path, target):
         fields = {name: List(kind) for name, kind in kinds.items()}
         features, borne = Features({"image": ImageFeature(), "objects": fields}), boxes_of(20)
     column = list(features)[1]
-    Dataset.from_dict({"image": pictures, column: borne}, features=features).to_parquet(tmp_path / "train.parquet")
-    hidden = {"image": pictures[:5], column: [None] * 5}
-    Dataset.from_dict(hidden, features=features).to_parquet(tmp_path / "test.parquet")
+    if divided:
+        columns = {"image": pictures + pictures[:5], column: [*borne[:9], *[None] * 5, *borne[9:]]}
+        columns["split"] = ["train"] * 9 + ["test"] * 5 + ["train"] * (len(pictures) - 9)
+        features = Features({**features, "split": Value("string")})
+        Dataset.from_dict(columns, features=features).to_parquet(tmp_path / "rows.parquet")
+    else:
+        Dataset.from_dict({"image": pictures, column: borne}, features=features).to_parquet(tmp_path / "train.parquet")
+        hidden = {"image": pictures[:5], column: [None] * 5}
+        Dataset.from_dict(hidden, features=features).to_parquet(tmp_path / "test.parquet")
     data = load_data(str(tmp_path), target=target)
     assert f"split 'test' of '{tmp_path.name}' was left out, because '{column}' is empty there" in data.notes
     assert data.cut == ("validation", "test")

@@ -111,7 +111,7 @@ class LabelMap:
                 f"the labels of '{data_name}' have the type {type_names}; write whole numbers or names{remedy}"
             )
         classes = sorted(set(flat))
-        lengths = {len(value) for value in values if isinstance(value, list)}  # pyright: ignore[reportUnknownArgumentType]
+        lengths = {len(value) for value in values if isinstance(value, list)}
         if len(lengths) == 1 and max(lengths) > 1 and not set(classes) - {0, 1}:
             raise UserError(
                 f"the labels of '{data_name}' are lists of {max(lengths)} zeros and ones, but a list names the classes "

@@ -16,6 +16,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import contains
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -181,9 +182,30 @@ def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
         WebDataset.DECODERS["cls"] = _parse_class_number  # the default, int, reads 1 and 01 as one class
     # load_dataset takes patterns, so brackets in file names must be escaped.
     files = {split: [glob.escape(str(path.resolve())) for path in paths] for split, paths in source.files.items()}
+    # It reads a file again if its time has changed; a copy or an archive may set the time of the file that it replaces.
+    states = [os.stat(path) for _, path in source.name_files() if source.is_local]
+    version = hashlib.sha256(repr([(state.st_size, state.st_ctime_ns) for state in states]).encode()).hexdigest()[:16]
     with explain_read_errors(source):
-        splits: Any = load_dataset(source.kind, data_files=files, streaming=streaming)
-    return RawTables({split: splits[split] for split in SPLITS if split in splits}, schemas=schemas)
+        splits: Any = load_dataset(source.kind, version, data_files=files, streaming=streaming)
+    return RawTables(_divide({split: splits[split] for split in SPLITS if split in splits}), schemas=schemas)
+
+
+def _divide(splits: dict[str, Any]) -> dict[str, Any]:
+    """Divide a single table or stream by its column "split", if all values of the column name splits."""
+    table, *others = splits.values()
+    if others or "split" not in (table.features or ()):
+        return splits
+    values = [value for batch in table.select_columns(["split"]).iter(1000) for value in batch["split"]]
+    texts: dict[str | None, set[Any]] = {}
+    for value in values:
+        texts.setdefault(split_name(str(value)), set()).add(value)
+    if None in texts:
+        return splits
+    names = [split for split in SPLITS if split in texts]
+    if hasattr(table, "__len__"):
+        rows = {split: [row for row, value in enumerate(values) if value in texts[split]] for split in names}
+        return {split: table.select(rows[split]) for split in names}
+    return {split: table.filter(functools.partial(contains, texts[split]), input_columns="split") for split in names}
 
 
 @contextmanager
@@ -550,7 +572,7 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
         hint = "" if configuration else f" (to choose a configuration, write {repo}:CONFIGURATION)"
         raise UserError(f"{problem}: {_shorten(cause)}{hint}") from error
     splits, notes = _rename_splits(raw_splits, source.name)
-    return RawTables(splits, notes=notes, revision=commit)
+    return RawTables(_divide(splits), notes=notes, revision=commit)
 
 
 def _rename_splits(raw_splits: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
@@ -658,7 +680,7 @@ def refuse_foreign_images(table: "Dataset", column: str, source: DataSource) -> 
 def _refuse_foreign(source: DataSource, path: str) -> None:
     """Raise UserError if a row's path is not the name of a file that tables of this source may read."""
     refuse_text(path)
-    if not source.may_name_files or "://" in path:
+    if not source.is_local or "://" in path:
         raise UserError(
             f"{source.name} names a file instead of an image ({path[:80]!r}), which is not read for "
             "safety; give data that contains its images"

@@ -24,7 +24,7 @@ from hf_vit.repositories.stores import is_store_url
 from hf_vit.writing import cache_folder, write_atomically
 
 OFF = "HF_VIT_CHECK_ALL"
-_VERSION = f"1 {PIL.__version__}"  # of the file's layout, and of what decodes images
+_VERSION = f"2 {PIL.__version__}"  # of the file's layout, and of what decodes images
 # Fewer images are checked in a moment.
 _LEAST_IMAGES, _LEAST_PIXELS = 1000, 100_000_000
 _SETTLED = 2 * 10**9  # ns; a file that is younger may change again within the same tick of its file system's clock

@@ -59,8 +59,8 @@ class DataSource:
     root: Path | None = None
 
     @cached_property
-    def may_name_files(self) -> bool:
-        """Whether tables may name local image files; only local tables may."""
+    def is_local(self) -> bool:
+        """Whether all files are on this machine; only tables on this machine may name further files."""
         return self.kind != "hub" and not any(is_store_url(path) for _, path in self.name_files())
 
     def name_files(self) -> Iterator[tuple[str, Path]]:

@@ -403,7 +403,8 @@ def _select_annotated(opened: RawTables, column: str, name: str) -> "tuple[dict[
     splits = dict(opened.splits)
     notes = [*opened.notes]
     for split, table in opened.splits.items():
-        if split != "train" and table.data.column(column).null_count == len(table):
+        values = table.select_columns([column]).with_format("arrow").iter(100)
+        if split != "train" and all(batch.column(column).null_count == len(batch) for batch in values):
             notes.append(f"split '{split}' of '{name}' was left out, because '{column}' is empty there")
             del splits[split]
     return splits, notes
