@@ -11,7 +11,7 @@ from datasets import Dataset
 from dense_heads import batch_for, build
 from PIL import Image
 from torch import nn
-from transformers import DetrImageProcessor, SegformerImageProcessor
+from transformers import DetrImageProcessor, Mask2FormerImageProcessor, SegformerImageProcessor
 from transformers.modeling_outputs import SemanticSegmenterOutput
 
 import hf_vit
@@ -220,6 +220,20 @@ def test_a_batch_moves_no_boxes(tmp_path):
     ]
     assert measures[0]["ap75"] > 0
     assert measures[0] == measures[1]
+
+
+def test_a_batch_moves_no_pixels():
+    """Mask2Former's processor has no option for the padding."""
+    model, _ = build("plain", "mask2former")
+    processor = Mask2FormerImageProcessor(size={"shortest_edge": 64, "longest_edge": 128})
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=1.0)
+    random = np.random.default_rng(0)
+    images = [Image.fromarray(random.integers(0, 256, (64, width, 3), np.uint8)) for width in (64, 128)]
+    alone, together = (predict((model, processor), images, batch_size=count) for count in (1, 2))
+    assert len(np.unique(alone[0].mask)) == 2
+    for one, two in zip(alone, together, strict=True):
+        assert (one.mask == two.mask).all()
 
 
 @torch.no_grad()

@@ -302,11 +302,11 @@ def get_dense_task(model: nn.Module) -> DenseTask | None:
 
 
 def pads_images(processor: Any) -> bool:
-    """Return whether a processor pads the images of a batch to the largest, as DETR's does.
+    """Return whether a processor has no fixed size, so that those of DETR and Mask2Former pad the images of a batch.
 
     Such images run one by one, because `segment` and `detect` take no masks of the padding.
     """
-    return bool(getattr(processor, "do_pad", None))
+    return not all((getattr(processor, "size", None) or {}).get(side) for side in ("height", "width"))
 
 
 @torch.no_grad()
