@@ -154,8 +154,12 @@ def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path, monkeypatch: pyte
         fresh = {name for name, value in state.items() if not torch.equal(value, old[name])}
         assert {name for name in changed if name.endswith("r.weight")} <= fresh <= changed
     assert wider.train()(**make_model_inputs(wider, batch_for(head))).loss.sum().isfinite()
-    larger, processor = build_dense_model(source, head, ["sky", "cat"], image_size=(2 * SIDE, SIDE))
-    assert processor.size == {"height": 2 * SIDE, "width": SIDE}
+    larger, processor = build_dense_model(source, head, ["sky", "cat"], image_size=(SIDE + 16, SIDE))
+    assert processor.size == {"height": SIDE + 16, "width": SIDE}
+    assert processor(images=Image.new("RGB", (9, 7)), return_tensors="pt")["pixel_values"].shape[2:] == (
+        SIDE + 16,
+        SIDE,
+    )
     differing = {name for name, value in larger.state_dict().items() if not torch.equal(value, old[name])}
     assert [name.rpartition(".")[2] for name in differing] == ["position_embeddings"]
     if head not in ("linear", "detr"):  # whose width follows from the backbone, or from the fields

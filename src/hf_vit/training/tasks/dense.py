@@ -273,8 +273,9 @@ def _make_processor(kind: DenseHead, source: Source, config: HfBaseConfig) -> An
     """Make the image processor of the class that post-processes the head's outputs, with the backbone's settings."""
     settings = build_processor(source, config).to_dict()
     fields = {name: settings[name] for name in ("size", "image_mean", "image_std", "resample", "do_convert_rgb")}
-    unpadded = {"do_pad": False} if kind.name in ("detr", "deformable-detr", "mask2former") else {}
-    return getattr(transformers, kind.processor)(**fields, **unpadded)
+    # By default DETRs' processors pad images, and Mask2Former's rounds sides up to multiples of 32 px.
+    steps = {"size_divisor": 0} if kind.name == "mask2former" else {"do_pad": False} if "detr" in kind.name else {}
+    return getattr(transformers, kind.processor)(**fields, **steps)
 
 
 # Prediction and truth of one image, on the CPU.
