@@ -235,8 +235,11 @@ def test_arrays_are_read_tile_by_tile(tmp_path):
     assert torch.allclose(joined, tensor(Image.fromarray(array)), rtol=1e-5)
 
 
-def answers(tiles, objects):
-    """What a perfect detector says of every tile: objects cut at its edges, less sure of what it sees less of."""
+def answers(tiles, objects, beyond=0, doubt=0.0):
+    """What a perfect detector says of every tile: objects cut at its edges (or `beyond` px outside).
+
+    It is less sure of what it sees less of; with `doubt` above 1 of what it sees more of.
+    """
     found = []
     for left, top, right, bottom in tiles.boxes:
         rows = []
@@ -244,13 +247,19 @@ def answers(tiles, objects):
             seen = max(x1, left), max(y1, top), min(x2, right), min(y2, bottom)
             if seen[0] < seen[2] and seen[1] < seen[3]:
                 share = (seen[2] - seen[0]) * (seen[3] - seen[1]) / ((x2 - x1) * (y2 - y1))
-                rows.append((*(seen[0] - left, seen[1] - top, seen[2] - left, seen[3] - top), share, label))
+                low, high = (
+                    (max(x1, left - beyond), max(y1, top - beyond)),
+                    (min(x2, right + beyond), min(y2, bottom + beyond)),
+                )
+                corners = low[0] - left, low[1] - top, high[0] - left, high[1] - top
+                rows.append((*corners, abs(share - doubt), label))
         table = torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
         found.append({"boxes": table[:, :4], "scores": table[:, 4], "labels": table[:, 5].long()})
     return found
 
 
-def test_boxes_of_all_tiles_are_one_list():
+@pytest.mark.parametrize(("beyond", "doubt"), [(0, 0.0), (3, 0.0), (0, 1.1)])
+def test_boxes_of_all_tiles_are_one_list(beyond, doubt):
     """Objects no larger than the overlap come back whole, once, whatever tiles see parts of them."""
     random = np.random.RandomState(4)
     tiles = Tiles((200, 260), (80, 90), 30)
@@ -260,10 +269,10 @@ def test_boxes_of_all_tiles_are_one_list():
         box = (x, y, x + w, y + h)
         if all(box[2] < o[0] or o[2] < box[0] or box[3] < o[1] or o[3] < box[1] for o, _ in objects):
             objects.append((box, random.randint(3)))
-    joined = tiles.join_boxes(answers(tiles, objects))
+    joined = tiles.join_boxes(answers(tiles, objects, beyond, doubt))
     boxes = [tuple(map(int, box)) for box in joined["boxes"].tolist()]
     assert sorted(zip(boxes, joined["labels"].tolist(), strict=True)) == sorted(objects)
-    assert (joined["scores"] == 1).all()
+    assert torch.allclose(joined["scores"], torch.tensor(abs(1 - doubt)))
     larger = Tiles((100, 100), (40, 40), 10)  # than a tile: its parts stay
     assert len(larger.join_boxes(answers(larger, [((0, 0, 100, 100), 0)]))["boxes"]) == len(larger)
 

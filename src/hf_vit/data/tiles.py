@@ -145,7 +145,9 @@ class Tiles:
             at_edge_of_tiles.append(self._is_at_inner_edge(boxes_of_tiles[-1], tile))
         boxes, at_edge = torch.cat(boxes_of_tiles), torch.cat(at_edge_of_tiles)
         scores, labels = (torch.cat([objects[name] for objects in found]) for name in ("scores", "labels"))
-        best = batched_nms(boxes, scores, labels, iou_threshold)
+        # Boxes at an edge come last, because a part with a higher score would suppress the whole object.
+        best = batched_nms(boxes, scores - at_edge.to(scores), labels, iou_threshold)
+        best = best[scores[best].argsort(descending=True, stable=True)]
         boxes, scores, labels, at_edge = (values[best] for values in (boxes, scores, labels, at_edge))
         is_complete = ~(at_edge & _find_parts(boxes, labels))
         return {"boxes": boxes[is_complete], "scores": scores[is_complete], "labels": labels[is_complete]}
@@ -178,12 +180,12 @@ class Tiles:
         return [ramp / total[start : start + side] for start, ramp in zip(tile_starts, ramps, strict=True)]
 
     def _is_at_inner_edge(self, boxes: torch.Tensor, tile: tuple[int, int, int, int]) -> torch.Tensor:
-        """Return whether each of n boxes, [n, 4] px of the image, is within 1 px of an inner edge of its tile."""
+        """Return whether each of n boxes, [n, 4] px of the image, reaches within 1 px of an inner edge of its tile."""
         height, width = self.image_size
         inner = [tile[0] > 0, tile[1] > 0, tile[2] < width, tile[3] < height]
-        edges = boxes.new_tensor(tile)
-        is_inner = torch.tensor(inner, device=boxes.device)
-        return (((boxes - edges).abs() <= 1) & is_inner).any(-1)
+        outwards = boxes.new_tensor([-1, -1, 1, 1])  # a DETR's boxes may end outside the tile
+        is_at_edge = (boxes - boxes.new_tensor(tile)) * outwards >= -1
+        return (is_at_edge & torch.tensor(inner, device=boxes.device)).any(-1)
 
 
 def _find_parts(boxes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
