@@ -218,7 +218,7 @@ BAD: list[tuple[Any, str]] = [
     ({"inputs": ["x"] * 257}, "the request has 257 images"),
     ({}, 'the request has no "inputs"'),
     ({"inputs": "", "parameters": {"top_k": 0}}, "top_k is 0 and threshold 0.5; give a top_k of at least 1 and"),
-    *(({"inputs": "", "parameters": {"top_k": value}}, f"top_k is {value!r} and threshold 0.5; give numbers")
+    *(({"inputs": "", "parameters": {"top_k": value}}, f"top_k is {value!r} and threshold 0.5; give a top_k")
       for value in ("two", True, 2.5, [2], float("nan"))),
     ({"inputs": "", "parameters": {"top_k": "x" * 10**6}}, "top_k is 'xxx"),
     ({"inputs": "", "parameters": 3}, '"parameters" is of type int; give an object'),

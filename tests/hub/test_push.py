@@ -243,8 +243,8 @@ TROUBLE: list[tuple[Callable[[Path], object], str]] = [
     (only_index({"weight_map": {"a": "model-1.safetensors"}}), "lacks some of the weight files"),
     (write(INDEX, json.dumps({"weight_map": {"a": WEIGHTS}})), "delete the outdated one"),
     *((only_index(index), INDEX_DAMAGED) for index in ({}, [], {"weight_map": ["a"]}, {"weight_map": {"a": 1}}, "{")),
-    (write("config.json", "{"), "config.json of .* is damaged"),
-    (write("config.json", "[]"), f"{DAMAGED}not an object"),
+    (write("config.json", "{"), "config.json of .* cannot be read: it is not valid JSON"),
+    (write("config.json", "[]"), "config.json of .* holds JSON, but not an object"),
     (with_config(auto_map="x"), f"{DAMAGED}auto_map"),
     (with_config(patch_size=[1]), f"{DAMAGED}patch_size"),
     (with_config(id2label={"zero": "a"}), f"{DAMAGED}id2label.zero"),
@@ -327,7 +327,7 @@ def test_a_collection_is_made_once(hub: Loopback, xet_client: Client, model_fold
     assert "adding to the collection failed: " in unknown["error"]
     assert "main is unchanged" in unknown["error"]
     refused = xet_client.run("hub.jobs:push", folder=str(model_folder), collection="x", create_pr=True)
-    assert "leave --collection out, and add the model after the merge" in refused["error"]
+    assert "leave --collection out until it is merged" in refused["error"]
 
 
 TRAINED = "alice/trained"

@@ -23,7 +23,7 @@ from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.facts import DataFact
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
-from hf_vit.writing import write_atomically
+from hf_vit.writing import explain_write_errors, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,11 +109,9 @@ class PairedAccuracy:
         """Draw the images on which the models disagree, titled with the correct class and both predictions."""
         titles = list[str]()
         for example in self.examples:
-            first, second = (
-                f"{shorten_list(prediction.label, 14)} {prediction.probability:.0%}" for prediction in example.answers
-            )
+            answers = [f"{shorten_list(answer.label, 14)} {answer.probability:.0%}" for answer in example.answers]
             image_name = f"image {example.index}" if example.file is None else shorten_list(example.file)
-            titles.append(f"{shorten_list(example.label, 20)} · {image_name}\n{first} | {second}")
+            titles.append(f"{shorten_list(example.label, 20)} · {image_name}\n{' | '.join(answers)}")
         return draw_images(self.thumbnails, titles)
 
     def to_json(self) -> dict[str, Any]:
@@ -149,10 +147,8 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
                 )
             index += 1
     if index != len(first_predictions):
-        raise UserError(
-            f"'{first.data.name}' returned {len(first_predictions):,} images for the first model and {index:,} "
-            "for the second; give a data set that does not change during the comparison"
-        )
+        counts = f"{len(first_predictions):,} images for the first model and {index:,} for the second"
+        raise UserError(f"'{first.data.name}' returned {counts}; give a data set that does not change meanwhile")
     examples = [replace(example, file=second.file_name(example.index)) for example, _ in best_examples]
     return PairedAccuracy(
         num_images=index,
@@ -236,22 +232,21 @@ class Difference(Displayed):
     def tables(self) -> list[Table]:
         """Return the tables printed in a terminal: differing fields, layers, and predictions."""
         header = ["", *self.models]
-        configuration_table = Table([], [], "the configurations are equal")
+        tables = [Table([], [], "the configurations are equal"), Table([], [], "all weights are equal")]
         if self.configuration:
-            field_rows: list[list[str]] = []
-            for name, values in self.configuration.items():
-                texts = ["none" if value is None else shorten_list(value, _MAX_VALUE_LENGTH) for value in values]
-                field_rows.append([name, *texts])
-            configuration_table = Table(header, field_rows, "configuration")
-        weight_table = Table([], [], "all weights are equal")
+            field_rows = [
+                [name, *("none" if value is None else shorten_list(value, _MAX_VALUE_LENGTH) for value in values)]
+                for name, values in self.configuration.items()
+            ]
+            tables[0] = Table(header, field_rows, "configuration")
         if not all(layer.is_same for layer in self.layers):
-            layer_rows: list[list[str]] = []
-            for layer in self.layers:
-                norm = "" if layer.norm is None else f"{layer.norm:.3g}"
-                layer_rows.append([layer.layer, norm, "; ".join(layer.notes)])
-            weight_table = Table(["layer", "relative norm of the difference", "notes"], layer_rows, "weights")
+            layer_rows = [
+                [layer.layer, "" if layer.norm is None else f"{layer.norm:.3g}", "; ".join(layer.notes)]
+                for layer in self.layers
+            ]
+            tables[1] = Table(["layer", "relative norm of the difference", "notes"], layer_rows, "weights")
         if self.accuracy is None or self.data is None:
-            return [configuration_table, weight_table]
+            return tables
         accuracy_rows = [
             ["top-1 accuracy", *map(percent, self.accuracy.accuracies)],
             ["only this model is correct", f"{self.accuracy.only_first:,}", f"{self.accuracy.only_second:,}"],
@@ -259,7 +254,7 @@ class Difference(Displayed):
             ["McNemar's exact test", f"p = {self.accuracy.p_value:.3g}", ""],
         ]
         title = f"{self.data.name}, split {self.data.split}, {self.accuracy.num_images:,} images"
-        return [configuration_table, weight_table, Table(header, accuracy_rows, title)]
+        return [*tables, Table(header, accuracy_rows, title)]
 
     def save(self, output: str | os.PathLike[str]) -> None:
         """Write diff.json to a folder, and disagreements.png if the predictions differ.
@@ -268,12 +263,8 @@ class Difference(Displayed):
             UserError: the folder or a file cannot be written.
         """
         folder = Path(output)
-        try:
+        with explain_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"cannot create the folder {folder} ({error.strerror}); give another output folder"
-            ) from error
         content: dict[str, Any] = {
             "format": 1,
             "models": self.described,
@@ -319,16 +310,12 @@ def diff(
     names = [to_one_line(loaded.name) for loaded in models]
     if names[0] == names[1]:
         names = [f"{names[0]} (first)", f"{names[1]} (second)"]
-    first_fields, second_fields = map(_read_configuration, models)
-    configuration: dict[str, tuple[str | None, str | None]] = {}
-    for name in sorted({*first_fields, *second_fields}):
-        values = first_fields.get(name), second_fields.get(name)
-        if values[0] != values[1]:
-            configuration[name] = values
+    fields = [_read_configuration(loaded) for loaded in models]
+    values = {name: (fields[0].get(name), fields[1].get(name)) for name in sorted({*fields[0], *fields[1]})}
     difference = Difference(
         models=(names[0], names[1]),
         described=(models[0].describe(), models[1].describe()),
-        configuration=configuration,
+        configuration={name: pair for name, pair in values.items() if pair[0] != pair[1]},
         layers=list(compare_layers(models[0].model.state_dict(), models[1].model.state_dict())),
     )
     if data is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
+from huggingface_hub import ModelCard, parse_eval_result_entries
 from numpy.typing import NDArray
 
 from hf_vit.data import ImageData, load_data
@@ -23,7 +24,7 @@ from hf_vit.evaluation.protocols.registry import TARGETS, evaluate_protocol
 from hf_vit.evaluation.reading import find_largest
 from hf_vit.hub.card_metadata import describe_inputs, select_current, select_evaluations
 from hf_vit.hub.model_folder import CARD_NAME, check_inside
-from hf_vit.hub.published_results import ACCURACIES, PUBLISHED, find_hub_dataset, make_index_entries, round_metric
+from hf_vit.hub.published_results import ACCURACIES, PUBLISHED, find_hub_dataset, make_index_entries, make_results_file
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.facts import DataFact, Facts, Record
 
@@ -188,13 +189,9 @@ def require_equal(findings: Sequence[Finding]) -> None:
             f"{different[0]}; hf-vit evaluate records new ones, hf-vit card writes them into the card"
         )
     if not findings:
-        raise UserError(
-            "the model publishes no results, so there is nothing to check; run hf-vit evaluate to measure some"
-        )
+        raise UserError("the model publishes no results to check; run hf-vit evaluate to measure some")
     if not any(finding.verdict in ("equal", "rounding") for finding in findings):
-        raise UserError(
-            "no published result could be checked; give the data set that they were measured on with --data"
-        )
+        raise UserError("no published result could be checked; give the data set of the results with --data")
 
 
 class Claim(NamedTuple):
@@ -221,57 +218,39 @@ def find_unrecorded_claims(folder: Path, facts: Facts) -> tuple[list[Claim], lis
     """Return the published numbers that facts.json does not record, and messages about files that cannot be read."""
     recorded_claims: set[tuple[str, float | None]] = set()
     for record in select_records(facts):  # an older one is not evaluated again
-        card_claims = _index_claims(make_index_entries([record], folder.name))
-        recorded_claims |= {(claim.result_name, claim.value) for claim in (*card_claims, *_list_record_claims(record))}
+        results_file = make_results_file([record], folder.name) or b"[]"
+        claims = (*_read_index(make_index_entries([record], folder.name)), *_read_results_file("", results_file))
+        recorded_claims |= {(claim.result_name, claim.value) for claim in claims}
     claims, unreadable = list[Claim](), list[str]()
     for path in (folder / CARD_NAME, *sorted((folder / ".eval_results").glob("*.y*ml"))):
         if not path.is_file():
             continue
         check_inside(folder, path)
         try:
-            claims += _index_claims(_read_card_entries(path)) if path.name == CARD_NAME else _read_claims(path)
+            if path.name != CARD_NAME:
+                claims += _read_results_file(f".eval_results/{path.name}", path.read_bytes())
+            elif path.read_text(encoding="utf-8").lstrip().startswith("---"):
+                data: Any = ModelCard.load(path).data
+                claims += _read_index(data.eval_results or [])
         except Exception as error:  # untrusted YAML may fail anywhere inside huggingface_hub
             unreadable.append(f"{path.relative_to(folder)} cannot be read ({get_first_line(error):.120})")
     return [claim for claim in claims if (claim.result_name, claim.value) not in recorded_claims], unreadable
 
 
-def _read_card_entries(path: Path) -> Any:
-    """Return the evaluation results in the metadata of a model card; empty if it has no metadata."""
-    from huggingface_hub import ModelCard
-
-    if not path.read_text(encoding="utf-8").lstrip().startswith("---"):
-        return []
-    data: Any = ModelCard.load(path).data
-    return data.eval_results or []
-
-
-def _index_claims(entries: Any) -> Iterator[Claim]:
+def _read_index(entries: Any) -> Iterator[Claim]:
     """Yield the claims in a list of `EvalResult`, whose fields are untrusted and may have any type."""
     for entry in entries:
         data = f"{entry.dataset_name}, split {entry.dataset_split}"
         yield _make_claim(CARD_NAME, data, entry.metric_name, entry.metric_value)
 
 
-def _read_claims(path: Path) -> Iterator[Claim]:
+def _read_results_file(name: str, content: bytes) -> Iterator[Claim]:
     """Yield the claims in a YAML file of `.eval_results`."""
     import yaml
-    from huggingface_hub import parse_eval_result_entries
 
-    for entry in parse_eval_result_entries(yaml.safe_load(path.read_bytes())):
+    for entry in parse_eval_result_entries(yaml.safe_load(content)):
         task = f"{entry.dataset_id}, task {entry.task_id}"
-        yield _make_claim(f".eval_results/{path.name}", task, ACCURACIES["top1"], entry.value)
-
-
-def _list_record_claims(record: Record) -> Iterator[Claim]:
-    """Yield the claim that a record would make in `.eval_results`, if its data set is on the Hub."""
-    data = record.data
-    value = record.values.get("top1")
-    if data is None:
-        return
-    dataset = find_hub_dataset(data)
-    if dataset is not None and isinstance(value, float | int):
-        task = f"{dataset}, task {data.name.partition(':')[2] or 'default'}"
-        yield _make_claim("", task, ACCURACIES["top1"], round_metric(value))
+        yield _make_claim(name, task, ACCURACIES["top1"], entry.value)
 
 
 def _make_claim(file: str, data: str, metric: object, value: object) -> Claim:
@@ -321,11 +300,10 @@ class DataFinder:
     def _load(self, name: str, streaming: bool, target: Target) -> ImageData | UserError:
         """Return a data set, or the error that loading it raised; both are kept for the next record."""
         key = name, streaming, target
+        options: dict[str, Any] = {"streaming": streaming, "target": target, "image_size": self.image_size}
         if key not in self._loaded:
             try:  # the fingerprint covers only readable images
-                self._loaded[key] = load_data(
-                    name, streaming=streaming, skip_bad_images=True, image_size=self.image_size, target=target
-                )
+                self._loaded[key] = load_data(name, skip_bad_images=True, **options)
             except UserError as error:
                 self._loaded[key] = error
         return self._loaded[key]

@@ -28,7 +28,7 @@ from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import ACCURACIES
 from hf_vit.repositories.hub import retry
 from hf_vit.repositories.reading import CONFIG, guard_hub_access
-from hf_vit.results.facts import DataFact, Facts, as_fraction
+from hf_vit.results.facts import DataFact, as_fraction
 from hf_vit.results.figures import render_report
 from hf_vit.variants import VARIANTS, list_variant_names, variant_config
 from hf_vit.writing import write_atomically
@@ -207,9 +207,7 @@ def list_entries(source: str) -> Iterator[Entry]:
     if folder.is_dir():
         return map(_describe_folder, find_model_folders(folder))
     if "/" in source or source.startswith((".", "~")):
-        raise UserError(
-            f"the folder {source} does not exist; give a folder, a user or organization on the Hub, or {PAPERS}"
-        )
+        raise UserError(f"the folder {source} does not exist; give a folder, a user on the Hub, or {PAPERS}")
     return iter(_list_repositories(source))
 
 
@@ -259,23 +257,14 @@ def _describe_folder(folder: Path) -> Entry:
         parameters = count_parameters(folder)
     except (UserError, OSError) as error:
         return Entry("folder", str(folder), problem=to_one_line(error))
-    return Entry(
-        "folder",
-        str(folder),
-        to_one_line(config.model_type),
-        parameters,
-        None,
-        tuple(_list_record_scores(facts)),
-    )
-
-
-def _list_record_scores(facts: Facts) -> Iterator[Score]:
-    """Yield the accuracies recorded in facts.json that a card would show."""
+    scores: list[Score] = []
     for record in select_comparable(facts):
         data = record.data or DataFact(name="unnamed data")
         for name, metric in ACCURACIES.items():
             if (value := as_fraction(record.values.get(name))) is not None:
-                yield Score(_name_data(data.name, data.split), metric.lower(), value, to_one_line(record.command))
+                source = to_one_line(record.command)
+                scores.append(Score(_name_data(data.name, data.split), metric.lower(), value, source))
+    return Entry("folder", str(folder), to_one_line(config.model_type), parameters, None, tuple(scores))
 
 
 def _list_repositories(owner: str) -> list[Entry]:
@@ -283,19 +272,15 @@ def _list_repositories(owner: str) -> list[Entry]:
     from huggingface_hub import HfApi
 
     expand: Any = ["cardData", "model-index", "evalResults", "safetensors", "config"]
-    list_models = functools.partial(HfApi().list_models, author=owner, expand=expand, limit=_MAX_REPOSITORIES)
+    find = functools.partial(HfApi().list_models, author=owner, expand=expand, limit=_MAX_REPOSITORIES)
+    problem = f"the folder {owner} does not exist, and"
     try:
         with guard_hub_access(owner):
-            entries = list(map(_describe_repository, retry(lambda: list(list_models()), "listing the models")))
+            entries = list(map(_describe_repository, retry(lambda: list(find()), "listing the models")))
     except UserError as error:
-        raise UserError(
-            f"the folder {owner} does not exist, and the Hub user {owner} cannot be read: {error}"
-        ) from error
+        raise UserError(f"{problem} the Hub user {owner} cannot be read: {error}") from error
     if not entries:
-        raise UserError(
-            f"the folder {owner} does not exist, and no Hub user of that name has a public model; give a folder "
-            "or another user"
-        )
+        raise UserError(f"{problem} no Hub user of that name has a public model; give a folder or another user")
     return entries
 
 
@@ -303,32 +288,28 @@ def _describe_repository(info: "ModelInfo") -> Entry:
     """Return the entry of a Hub repository."""
     name = _shorten(info.id)
     model_type = _shorten((info.config or {}).get("model_type", ""))
-    parameters = info.safetensors.total if info.safetensors is not None else None
+    parameters: object = info.safetensors.total if info.safetensors is not None else None
     total = parameters if isinstance(parameters, int) else None
-    scores = tuple(dict.fromkeys((*_index_scores(info), *_list_eval_result_scores(info))))
+    scores = tuple(dict.fromkeys(_list_published_scores(info)))
     return Entry("repository", name, model_type, total, None, scores, (f"hf://{name}",))
 
 
-def _index_scores(info: "ModelInfo") -> Iterator[Score]:
-    """Yield the accuracies in a card's `model-index`; a malformed one yields nothing."""
+def _list_published_scores(info: "ModelInfo") -> Iterator[Score]:
+    """Yield the accuracies in a card's `model-index`, which names the split, or else those in `.eval_results`."""
     from huggingface_hub.repocard_data import model_index_to_eval_results
 
-    model_index: Any = info.model_index or []
+    index: Any = info.model_index
+    if not index:
+        for result in info.eval_results or []:
+            yield from _make_score(_shorten(result.dataset_id), TOP1, result.value, result.source_name)
+        return
     try:
-        results: Iterable[Any] = model_index_to_eval_results(model_index)[1] if model_index else []
-    except (KeyError, TypeError, ValueError, AttributeError):
+        results: Iterable[Any] = model_index_to_eval_results(index)[1]
+    except (KeyError, TypeError, ValueError, AttributeError):  # it is malformed
         return
     for result in results:
         data = _name_data(result.dataset_name, result.dataset_split)
         yield from _make_score(data, result.metric_name or result.metric_type, result.metric_value, result.source_name)
-
-
-def _list_eval_result_scores(info: "ModelInfo") -> Iterator[Score]:
-    """Yield the accuracies in `.eval_results`, unless `model-index` states them, which also names the split."""
-    if info.model_index:
-        return
-    for result in info.eval_results or []:
-        yield from _make_score(_shorten(result.dataset_id), TOP1, result.value, result.source_name)
 
 
 def _make_score(data: str, metric: object, value: object, source: object) -> Iterator[Score]:
@@ -415,12 +396,10 @@ class Listing(Displayed):
             for score in entry.scores:
                 results.append([name, score.data, f"{percent(score.value)} {score.metric}", score.source])
         header = ["model", "architecture", "parameters", "FLOPs", "checkpoints"]
-        title = f"{len(models):,} models from {', '.join(self.places)}"
-        tables = [
-            Table(header, models, title),
-            Table(["model", "data", "result", "source"], results, "published and recorded results"),
-        ]
-        return tables if results else tables[:1]
+        tables = [Table(header, models, f"{len(models):,} models from {', '.join(self.places)}")]
+        if results:
+            tables.append(Table(["model", "data", "result", "source"], results, "published and recorded results"))
+        return tables
 
     def to_json(self) -> str:
         """Return all entries as JSON."""
@@ -468,7 +447,7 @@ def list_models(
     if family is not None and family not in FAMILIES and not family.isidentifier():
         raise UserError(f"the family '{family}' is unknown; choose from {', '.join(FAMILIES)}")
     places = tuple(dict.fromkeys(places)) or (PAPERS,)
-    model_types = (family, FAMILIES[family].model_type) if family is not None and family in FAMILIES else (family,)
+    model_types = (family, FAMILIES[family].model_type if family in FAMILIES else family)
     entries = list[Entry]()
     for entry in (entry for place in places for entry in list_entries(place)):
         if search is not None and search.lower() not in entry.name.lower():
@@ -477,12 +456,10 @@ def list_models(
             continue
         if max_parameters is not None and (entry.parameters is None or entry.parameters > max_parameters):
             continue
-        if data is None:
+        if data is not None:
+            entry = replace(entry, scores=tuple(score for score in entry.scores if data.lower() in score.data.lower()))
+        if data is None or entry.scores:
             entries.append(entry)
-            continue
-        scores = tuple(score for score in entry.scores if data.lower() in score.data.lower())
-        if scores:
-            entries.append(replace(entry, scores=scores))
     console = Console(stderr=True)
     uncounted = track(entries, "counting FLOPs", console=console, transient=True, disable=not console.is_terminal)
     return Listing(places, list(map(add_flops, uncounted)))

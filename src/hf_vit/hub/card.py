@@ -22,16 +22,10 @@ from hf_vit.writing import write_atomically
 _JOULES_PER_KWH = 3.6e6
 
 
-def write_card(
-    folder: str | os.PathLike[str],
-    *,
-    repo_id: str | None = None,
-    license: str | None = None,
-    share_images: bool = False,
-) -> Path:
-    """Render the card and write it to `folder/README.md`, replacing an existing file; see `render_card`."""
+def write_card(folder: str | os.PathLike[str], **options: Any) -> Path:
+    """Render the card with the options of `render_card` into `folder/README.md`, replacing an existing file."""
     path = Path(folder) / CARD_NAME
-    write_atomically(path, render_card(folder, repo_id=repo_id, license=license, share_images=share_images))
+    write_atomically(path, render_card(folder, **options))
     return path
 
 
@@ -84,12 +78,8 @@ def render_card(
     template = resources.files("hf_vit.model_cards").joinpath("card_template.md").read_text(encoding="utf-8")
     # `finalize=escape_markup` escapes every value that is not `Markdown`, so that no field can add markup.
     card = Environment(finalize=escape_markup, autoescape=False).from_string(template)
-    card_values = {
-        "card_data": Markdown(metadata.to_yaml()),
-        "marker": Markdown(MARKER),
-        "title": name.rpartition("/")[2],
-    }
-    return card.render(**card_values, **sections).rstrip() + "\n"
+    header = {"card_data": Markdown(metadata.to_yaml()), "marker": Markdown(MARKER), "title": name.rpartition("/")[2]}
+    return card.render(**header, **sections).rstrip() + "\n"
 
 
 def _make_usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[str, object]:
@@ -98,19 +88,17 @@ def _make_usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[s
     def make_block(architecture: Architecture) -> Markdown:
         return format_code_block(make_example(config, name, architecture, keeps_shapes(folder)), "python")
 
-    def format_command(*arguments: str) -> Markdown:
-        return format_code_span(shlex.join(["hf-vit", *arguments]))
-
     has_commands = config.own_class is None  # commands run no code from a model folder
     has_page = config.is_ours and config.is_classifier and not config.is_regression and has_commands
     has_code = any((folder / f"{target.partition('.')[0]}.py").is_file() for target in config.code_targets)
+    quoted_name = shlex.quote(name)
     return {
         "is_ours": config.is_ours,
         "example": make_block("hf_vit" if config.is_ours else "transformers"),
         "example_without_package": make_block("remote code") if config.is_ours and has_code else None,
-        "verify_command": format_command("verify", name, "--results") if "/" in name else None,
-        "page_command": format_command("page", name, "--output", "page") if has_page else None,
-        "predict_command": format_command("predict", name, "image.png") if has_commands else None,
+        "verify_command": format_code_span(f"hf-vit verify {quoted_name} --results") if "/" in name else None,
+        "page_command": format_code_span(f"hf-vit page {quoted_name} --output page") if has_page else None,
+        "predict_command": format_code_span(f"hf-vit predict {quoted_name} image.png") if has_commands else None,
     }
 
 
@@ -140,18 +128,13 @@ def record_power(folder: str | os.PathLike[str], watts: float, grams_per_kwh: fl
         UserError: facts.json has no training with a duration, or a number is out of range.
     """
     if not watts > 0 or not (grams_per_kwh is None or grams_per_kwh >= 0):
-        raise UserError(
-            f"--power {watts:g} W and --carbon-intensity {grams_per_kwh} g/kWh are out of range; give watts "
-            "above 0 and grams of at least 0"
-        )
+        numbers = f"--power {watts:g} W and --carbon-intensity {grams_per_kwh} g/kWh"
+        raise UserError(f"{numbers} are out of range; give watts above 0 and grams of at least 0")
     with lock_folder(folder):
         facts = Facts.load(folder)
         training = facts.find_latest("training")
         if training is None or training.seconds is None:
-            raise UserError(
-                f"facts.json of {folder} has no training record with a measured time, so the energy cannot be "
-                "computed; leave --power out"
-            )
+            raise UserError(f"facts.json of {folder} has no training record with a measured time; leave --power out")
         kwh = training.seconds * watts / _JOULES_PER_KWH
         energy: dict[str, Any] = {"stated_watts": watts, "kwh": float(f"{kwh:.6g}")}
         if grams_per_kwh is not None:
@@ -178,9 +161,6 @@ def record_space(folder: str | os.PathLike[str], space: str) -> None:
         facts = Facts.load(folder)
         origins = facts.list_origins()
         if not origins:
-            raise UserError(
-                f"facts.json of {folder} has no training or conversion record to which --space {space} could be "
-                "added; leave --space out"
-            )
+            raise UserError(f"facts.json of {folder} has no training or conversion record; leave --space out")
         origins[-1].values["space"] = space
         facts.save(folder)

@@ -70,22 +70,20 @@ def select_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> li
     Another fingerprint means another data set. An evaluation of fewer images, or of images that were not preprocessed
     by the image processor, does not replace a complete one. Results on the training split are left out.
     """
+
+    def rank(evaluation: Record) -> tuple[bool, int]:
+        return not evaluation.values.get("fed"), (evaluation.data and evaluation.data.size) or 0
+
     latest: dict[object, Record] = {}
     for record in select_current(facts):
         if record.kind == "evaluation" and find_protocol(record) in protocols:
             data = record.data or DataFact(name="unnamed")
             key = (data.name, data.split, data.fingerprint)
-            if key in latest and _rank_completeness(record) < _rank_completeness(latest[key]):
+            if data.split == "train" or (key in latest and rank(record) < rank(latest[key])):
                 continue
-            latest.pop(key, None)
-            if data.split != "train":
-                latest[key] = record
+            latest.pop(key, None)  # the order is that of the records
+            latest[key] = record
     return list(latest.values())
-
-
-def _rank_completeness(evaluation: Record) -> tuple[bool, int]:
-    """Return a sort key: evaluations preprocessed by the image processor first, then by number of images."""
-    return not evaluation.values.get("fed"), (evaluation.data and evaluation.data.size) or 0
 
 
 def describe_inputs(record: Record) -> str:
@@ -124,8 +122,8 @@ def select_comparable(facts: Facts) -> list[Record]:
 
 def _find_trained_fingerprint(facts: Facts) -> str | None:
     """Return the fingerprint of the last training's data; None if unknown."""
-    data = [record.data for record in facts.filter_kind("training")]
-    return data[-1].fingerprint if data and data[-1] else None
+    training = facts.find_latest("training")
+    return training.data.fingerprint if training and training.data else None
 
 
 # License: only what a card declares
@@ -153,8 +151,8 @@ def read_license(folder: Path) -> str | None:
 
 def find_base_license(facts: Facts) -> str | None:
     """Return the license of the base model of the last training, as its card declared it; None if unknown."""
-    trainings = facts.filter_kind("training")
-    license = trainings[-1].values.get("base_license") if trainings else None
+    training = facts.find_latest("training")
+    license = training.values.get("base_license") if training else None
     return license if isinstance(license, str) and _LICENSE.fullmatch(license) else None
 
 
@@ -209,12 +207,17 @@ def make_metadata(
     dataset_names = {find_hub_dataset(record.data) for record in trainings if record.data}
     bases, relation = _find_base_models(config, trainings)
     emissions = _describe_emissions(trainings[-1]) if trainings else None
-    task = _find_pipeline_tag(config)
+    task: str | None = "image-classification" if config.is_classifier else "image-feature-extraction"
+    if config.dense_head is not None:
+        task = TASK_TYPES[config.dense_head.task]
+    elif config.is_regression:
+        task = None  # the Hub has no name for it
     files = f"{redact_message(constants.ENDPOINT)}/{repo}/resolve/main"
-    widget: list[dict[str, str]] = []
-    if parse_hub_id(repo):  # otherwise the URLs of the files are unknown
-        for path in examples:
-            widget.append({"src": f"{files}/{quote(path)}", "example_title": to_one_line(PurePath(path).stem)})
+    widget = [
+        {"src": f"{files}/{quote(path)}", "example_title": to_one_line(PurePath(path).stem)}
+        for path in examples
+        if parse_hub_id(repo)  # otherwise the URLs of the files are unknown
+    ]
     return ModelCardData(  # the Hub wants a field to be absent, None here, rather than empty
         license=license,
         library_name="transformers",
@@ -229,15 +232,6 @@ def make_metadata(
         widget=widget or None,
         co2_eq_emissions=emissions,
     )
-
-
-def _find_pipeline_tag(config: ModelConfig) -> str | None:
-    """Return the Hub's name of the task; None for image regression, for which the Hub has no name."""
-    if config.dense_head is not None:
-        return TASK_TYPES[config.dense_head.task]
-    if config.is_regression:
-        return None
-    return "image-classification" if config.is_classifier else "image-feature-extraction"
 
 
 def _find_base_models(config: ModelConfig, trainings: Sequence[Record]) -> tuple[list[str], str]:
@@ -261,15 +255,13 @@ def _list_hub_ids(names: Sequence[str]) -> list[str]:
 
 def _describe_emissions(training: Record) -> dict[str, Any] | None:
     """Return the metadata for grams of CO2 (docs/hub/model-cards-co2); None if no power was stated."""
-    energy = training.values.get("energy")
-    grams = energy.get("grams_co2") if isinstance(energy, dict) else None
-    if not isinstance(energy, dict) or not isinstance(grams, float | int):
+    energy: Any = training.values.get("energy")
+    if not isinstance(energy, dict) or not isinstance(energy.get("grams_co2"), float | int):
         return None
-    watts = energy.get("stated_watts")
-    intensity = energy.get("stated_grams_co2_per_kwh")
+    stated = f"{energy.get('stated_watts')} W x {energy.get('stated_grams_co2_per_kwh')} g/kWh"
     metadata: dict[str, Any] = {
-        "emissions": grams,
-        "source": f"{training.seconds:g} s measured by hf-vit x {watts} W x {intensity} g/kWh, which the author states",
+        "emissions": energy["grams_co2"],
+        "source": f"{training.seconds:g} s measured by hf-vit x {stated}, which the author states",
         "training_type": "fine-tuning" if training.values.get("base_model") else "pre-training",
     }
     if training.hardware.get("name"):

@@ -15,7 +15,7 @@ Keys of a record's `values` that are read here, besides an evaluation's metrics:
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.families import find_family
@@ -112,9 +112,8 @@ def make_sections(
     values = _make_model_section(folder, config) | _make_origin_sections(facts)
     values |= _make_evaluation_sections(folder, facts)
     values["page"] = _find_page_link(facts, None if on_hub else folder)
-    if not share_images:
-        for name in ("pictures", "measured_pictures", "analyses"):
-            values[name] = [(file, title) for file, title in values[name] if not shows_images(file)]
+    for name in () if share_images else ("pictures", "measured_pictures", "analyses"):
+        values[name] = [(file, title) for file, title in values[name] if not shows_images(file)]
     return values
 
 
@@ -240,6 +239,9 @@ def _make_run_section(record: Record | None, skipped_keys: Sequence[str]) -> dic
     """Return the command, data, machine and further values of a training or conversion."""
     if record is None:
         return None
+    machine = record.hardware.get("name")
+    if machine and "cores" in record.hardware:
+        machine = f"{machine}, {record.hardware['cores']} CPU cores"
     return {
         "command": format_code_block(to_one_line(record.command), "bash"),
         "date": f"{record.date:%Y-%m-%d}",
@@ -248,7 +250,7 @@ def _make_run_section(record: Record | None, skipped_keys: Sequence[str]) -> dic
         "revision": record.data.revision if record.data else None,
         "seed": record.seed,
         "time": None if record.seconds is None else _format_duration(record.seconds),
-        "machine": _describe_machine(record.hardware),
+        "machine": machine,
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items())),
         "rows": _make_rows({key: value for key, value in record.values.items() if key not in skipped_keys}),
     }
@@ -275,9 +277,8 @@ def _make_evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
     training = facts.find_latest("training")
     commands = dict.fromkeys(to_one_line(record.command) for record in results)
     per_class: Any = main.values.get("per_class") if main else None
-    per_class_rows: list[tuple[str, str]] = []
-    if isinstance(per_class, dict) and len(per_class) <= _MAX_LISTED_CLASSES:
-        per_class_rows = [(name, _format_percent(value)) for name, value in cast("dict[str, Any]", per_class).items()]
+    if not isinstance(per_class, dict) or len(per_class) > _MAX_LISTED_CLASSES:
+        per_class = {}
     evaluations = [record for record in current_records if record.kind == "evaluation"]
     # A list of names are the plots of the standard evaluation; those of a protocol come with captions, as a dict.
     with_plots = [record for record in evaluations if isinstance(record.values.get("pictures"), list)]
@@ -287,7 +288,7 @@ def _make_evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
         "results": [_make_result_row(record, training, results) for record in results],
         "warnings": [line for record in results for line in _make_warning_lines(record, results)],
         "commands": [format_code_block(command, "bash") for command in commands],
-        "per_class": per_class_rows,
+        "per_class": [(name, _format_percent(value)) for name, value in per_class.items()],
         "per_class_of": _describe_data(main) if main else None,
         "pictures": [(Markdown(name), _PICTURES[name]) for name in drawn],
         "pictured": _describe_data(with_plots[-1]) if with_plots else None,
@@ -300,11 +301,8 @@ def _make_evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
 def _make_warning_lines(record: Record, all_results: Sequence[Record]) -> list[str]:
     """Return a record's warnings, each with the name of the data and its split."""
     warnings: Any = record.values.get("warnings")
-    if not isinstance(warnings, list):
-        return []
-    split = record.data.split if record.data else None
-    data = f"{_make_distinct_data_name(record, all_results)}, split {split}"
-    return [f"{data}: {warning}." for warning in cast("list[object]", warnings)]
+    data = f"{_make_distinct_data_name(record, all_results)}, split {record.data.split if record.data else None}"
+    return [f"{data}: {warning}." for warning in warnings] if isinstance(warnings, list) else []
 
 
 def _make_result_row(record: Record, training: Record | None, all_results: Sequence[Record]) -> dict[str, Any]:
@@ -378,19 +376,13 @@ def _describe_data(record: Record) -> str | None:
 
 def _link_data(record: Record) -> Markdown | None:
     """Return the data as `_describe_data` does, with a link if the data set is on the Hub."""
-    description = _describe_data(record)
-    dataset = find_hub_dataset(record.data) if record.data else None
-    if description is None or dataset is None or not re.fullmatch(r"[\w./-]+", dataset):
-        return None if description is None else escape_markup(description)
-    return Markdown(f"{escape_markup(description)} ([on the Hub](https://huggingface.co/datasets/{dataset}))")
-
-
-def _describe_machine(hardware: Mapping[str, Any]) -> str | None:
-    """Return processor or GPU with the number of CPU cores; None if unknown."""
-    if not hardware.get("name"):
+    if record.data is None:
         return None
-    cores = f", {hardware['cores']} CPU cores" if "cores" in hardware else ""
-    return f"{hardware['name']}{cores}"
+    description = escape_markup(_describe_data(record))
+    dataset = find_hub_dataset(record.data)
+    if dataset is None or not re.fullmatch(r"[\w./-]+", dataset):
+        return description
+    return Markdown(f"{description} ([on the Hub](https://huggingface.co/datasets/{dataset}))")
 
 
 def _format_value(value: object) -> str:

@@ -157,31 +157,25 @@ class Contents:
         from_pretrained prefers a single weight file to shards, so a file left behind would load the old model.
         """
         code = {path.name for path in resources.files("hf_vit.models").iterdir() if "_hf_" in path.name}
-
-        def is_from_push(path: str) -> bool:
-            return path in code or path == RESULTS_FILE or self.replaced_pattern.fullmatch(path) is not None
-
-        return sorted(path for path in remote if path not in self.files and is_from_push(path))
+        stale = [path for path in remote if path in code | {RESULTS_FILE} or self.replaced_pattern.fullmatch(path)]
+        return sorted(set(stale) - self.files.keys())
 
     def without_handler(self, remote: Mapping[str, RepoFile], read: Callable[[str], bytes]) -> "Contents":
         """Return a copy without this package's handler, if the owner of the repository wrote one there.
 
-        Args:
-            remote: the files of the repository.
-            read: returns the content of one of them.
+        `read` returns the content of one of the `remote` files.
         """
-        served = (HANDLER, REQUIREMENTS)
         ours = {path: file for path, file in self.files.items() if path == HANDLER and isinstance(file.source, bytes)}
         if HANDLER not in remote or not find_differences(ours, remote) or _is_ours(read(HANDLER)):
             return self
-        return replace(self, files={path: file for path, file in self.files.items() if path not in served})
+        others = self.files.keys() - {HANDLER, REQUIREMENTS}
+        return replace(self, files={path: file for path, file in self.files.items() if path in others})
 
 
 def find_differences(local: Mapping[str, SharedFile], remote: Mapping[str, RepoFile]) -> list[str]:
     """Return the paths that are missing remotely or have another hash (SHA-256 in storage, else git's)."""
 
     def is_same(file: SharedFile) -> bool:
-        """Return whether the remote file has the hash of the local one."""
         entry = remote.get(file.path)
         if entry is None or entry.lfs is None:
             return entry is not None and entry.blob_id == file.git_oid
@@ -214,10 +208,7 @@ def collect(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(
-            f"the folder {folder} does not exist; give the folder of a saved model, such as the --output of "
-            "hf-vit finetune"
-        )
+        raise UserError(f"the folder {folder} does not exist; give the folder of a saved model (--output of finetune)")
     for name in ("config.json", PROCESSOR, WHOLE_PROCESSOR, FACTS_NAME, CARD_NAME, SINGLE, INDEX, HANDLER):
         check_inside(folder, folder / name)  # before any file is read
     config = read_config(folder)
@@ -285,13 +276,11 @@ def _refuse_gps(folder: Path, name: str) -> None:
     from PIL import Image
 
     check_inside(folder, folder / name)
-    gps_fields: object = None
+    place: object = None
     with suppress(Exception), Image.open(folder / name) as image:  # a file that is not an image has no GPS data
-        gps_fields = image.getexif().get_ifd(_GPS)
-    if gps_fields:
-        raise UserError(
-            f"{name} of {folder} contains the place where it was taken (GPS data in EXIF); remove this data or the file"
-        )
+        place = image.getexif().get_ifd(_GPS)
+    if place:
+        raise UserError(f"{name} of {folder} contains the place where it was taken (GPS data in EXIF); remove it")
 
 
 def collect_page(folder: Path, *, license: str | None = None, share_images: bool = False) -> Contents:
@@ -307,8 +296,23 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
     """
     if not folder.is_dir():
         raise UserError(f"the folder {folder} does not exist; give the folder of a page, the --output of hf-vit page")
+    remedy = f"make the page again with hf-vit page MODEL --output {folder}"
     check_inside(folder, folder / PAGE_NAME)
-    models, examples = _read_page(folder)
+    try:
+        page: Any = json.loads((folder / PAGE_NAME).read_text(encoding="utf-8"))
+        models = [f"{model['folder']}/model.onnx" for model in page["models"]]
+        examples = [example["file"] for example in page["examples"]]
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} holds no page ({PAGE_NAME} is missing); make one with hf-vit page MODEL --output DIR, "
+            "or leave --space out to share a model"
+        ) from error
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"{PAGE_NAME} of {folder} was not written by hf-vit page; {remedy}") from error
+    expected_models = [f"models/{number}/model.onnx" for number in range(len(models))]
+    expected_examples = [f"examples/{number}.png" for number in range(len(examples))]
+    if not models or models != expected_models or examples != expected_examples:
+        raise UserError(f"{PAGE_NAME} of {folder} does not list the files that a page has; {remedy}")
     if examples and not share_images:
         raise UserError(
             f"the page in {folder} shows {len(examples)} images of its data set; add --share-images "
@@ -318,18 +322,37 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
     for name in [*names, CARD_NAME]:
         check_inside(folder, folder / name)
         if not (folder / name).is_file():
-            raise UserError(
-                f"the page in {folder} lacks the file {name}; make it again with hf-vit page MODEL --output {folder}"
-            )
+            raise UserError(f"the page in {folder} lacks the file {name}; {remedy}")
     check_inside(folder, folder / "runtime")
     runtime = [f"runtime/{file.name}" for file in folder.glob("runtime/*") if _RUNTIME.fullmatch(file.name)]
     if not runtime:
-        raise UserError(
-            f"the page in {folder} lacks the files of ONNX Runtime Web; make it again with hf-vit page MODEL "
-            f"--output {folder}"
-        )
+        raise UserError(f"the page in {folder} lacks the files of ONNX Runtime Web; {remedy}")
     sources: _Sources = {name: folder / name for name in (*names, *runtime)}
-    return _check_contents(folder, sources | {CARD_NAME: _make_page_card(folder, license).encode()}, _PAGE_PARTS)
+    return _check_contents(folder, sources | {CARD_NAME: _make_page_card(folder, license, remedy)}, _PAGE_PARTS)
+
+
+def _make_page_card(folder: Path, license: str | None, remedy: str) -> bytes:
+    """Return README.md of the page, whose metadata makes the repository a static Space."""
+    if license is not None:
+        check_license(license)
+    try:
+        card = RepoCard((folder / CARD_NAME).read_text(encoding="utf-8"))
+    except Exception as error:  # YAML parsers raise many classes
+        raise UserError(f"{CARD_NAME} of {folder} has no readable metadata; {remedy}") from error
+    if card.data.get("sdk") != "static":
+        raise UserError(f"{CARD_NAME} of {folder} is not the card of a static Space (sdk: static); {remedy}")
+    if license is not None:
+        card.data.license = license  # pyright: ignore[reportAttributeAccessIssue]
+    if card.data.get("license") is None:
+        raise UserError(NO_LICENSE)
+    _check_metadata(str(card))
+    return str(card).encode()
+
+
+def _check_metadata(card: str) -> None:
+    """Raise a UserError if the Hub would refuse a card."""
+    if errors := find_metadata_errors(card):
+        raise UserError(f"the Hub would refuse the card's metadata: {'; '.join(errors)}; correct {CARD_NAME}")
 
 
 def collect_gradio(folder: Path, repo_id: str, **options: Any) -> Contents:
@@ -368,20 +391,17 @@ def _check_contents(
         limit = MAX_TEXT_BYTES if file.is_text else MAX_FILE_BYTES
         if file.size > limit:
             raise UserError(
-                f"{file.path} has {file.size:,} bytes, but the Hub takes at most {limit:,} in such a file; make "
-                "it smaller or remove it"
+                f"{file.path} has {file.size:,} bytes, but the Hub takes at most {limit:,}; make it smaller"
             )
         if find_secret(file.path) is not None:
             raise UserError(
-                f"the name of the file {redact_text(file.path)} looks like a token; rename it, and revoke the token if "
-                "others may have read it"
+                f"the name of the file {redact_text(file.path)} looks like a token; rename it and revoke it"
             )
     for file in files.values():
         token_kind = find_secret(file.readable_text)
         if token_kind is not None:
             raise UserError(
-                f"{file.path} holds what looks like {token_kind}; remove it, revoke it if others may have read "
-                "it, and push again"
+                f"{file.path} holds what looks like {token_kind}; remove it, and revoke it if it was shared"
             )
     known_names = {*(name.partition("/")[0] for name in files), *handled_names}
     skipped_names = sorted(path.name for path in folder.iterdir() if path.name not in known_names)
@@ -391,6 +411,7 @@ def _check_contents(
 def collect_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _Sources:
     """Return the weight files; one larger than `max_shard_size` is split into shards in `scratch`."""
     from huggingface_hub import save_torch_state_dict
+    from huggingface_hub.serialization._base import parse_size_to_int
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -400,23 +421,21 @@ def collect_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _
     names = list_weights(folder)
     if not names:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-        pickle_note = ""
-        if pickles:
-            pickle_note = f" (pickle files such as {pickles[0]} are not shared, because loading them runs code)"
-        raise UserError(
-            f"{folder} holds no weights in safetensors format{pickle_note}; save the model with save_pretrained"
-        )
+        note = f" (pickle files such as {pickles[0]} are not shared, as loading them runs code)" if pickles else ""
+        raise UserError(f"{folder} holds no weights in safetensors format{note}; save the model with save_pretrained")
     for name in names:
         check_inside(folder, folder / name)
         refuse_pointer(folder / name, f"{name} of {folder}")
     if count_parameters(folder) is None:
-        raise UserError(
-            f"{folder} lacks some of the weight files that {INDEX} lists; copy them there, or save the model "
-            "again with save_pretrained"
-        )
+        raise UserError(f"{folder} lacks some of the weight files that {INDEX} lists; copy them, or save it again")
     if names != [SINGLE]:
         return {name: folder / name for name in (INDEX, *names)}
-    limit = _parse_size(max_shard_size)
+    try:
+        limit = max_shard_size if isinstance(max_shard_size, int) else parse_size_to_int(max_shard_size)
+    except ValueError:
+        limit = 0
+    if limit < 1:
+        raise UserError(f"max_shard_size '{max_shard_size}' is not a size; give one such as 5GB, 100MB or 1000")
     if weights.stat().st_size <= limit:
         return {SINGLE: weights}
     try:
@@ -429,21 +448,6 @@ def collect_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _
             f"{weights.stat().st_size:,} bytes there, set TMPDIR to another folder, or give a larger --max-shard-size"
         ) from error
     return {path.name: path for path in scratch.iterdir()}
-
-
-def _parse_size(size: int | str) -> int:
-    """Return a size such as "5GB" in bytes."""
-    from huggingface_hub.serialization._base import parse_size_to_int
-
-    try:
-        limit = size if isinstance(size, int) else parse_size_to_int(size)
-    except ValueError as error:
-        raise UserError(
-            f"max_shard_size '{size}' is not a size; give a number with KB, MB, GB or TB, such as 5GB"
-        ) from error
-    if limit < 1:
-        raise UserError(f"max_shard_size '{size}' is too small; give at least 1 byte, such as 5GB")
-    return limit
 
 
 def describe_model(
@@ -483,9 +487,7 @@ def _make_card(folder: Path, repo_id: str, license: str | None, share_images: bo
         card = render_card(folder, repo_id=repo_id, license=license, share_images=share_images)
         if ModelCard(card).data.get("license") is None:
             raise UserError(NO_LICENSE)
-    metadata_errors = find_metadata_errors(card)
-    if metadata_errors:
-        raise UserError(f"the Hub would refuse the card's metadata: {'; '.join(metadata_errors)}; correct {CARD_NAME}")
+    _check_metadata(card)
     return card
 
 
@@ -495,14 +497,13 @@ def list_missing_facts(folder: Path) -> list[str]:
     if not origins:
         return [f"the origin of the weights (no record of a training or a conversion in {FACTS_NAME})"]
     latest = origins[-1]
-    missing_facts: list[str] = []
-    if latest.kind == "training" and not (latest.data and latest.data.name):
-        missing_facts.append("the training data (data.name of the training record)")
-    if latest.kind == "conversion" and not latest.values.get("source"):
-        missing_facts.append("the converted checkpoint (source of the conversion record)")
-    if not latest.command:
-        missing_facts.append(f"the command of the {latest.kind}")
-    return missing_facts
+    is_training = latest.kind == "training"
+    is_known = {
+        "the training data (data.name of the training record)": not is_training or (latest.data and latest.data.name),
+        "the converted checkpoint (source of the conversion record)": is_training or latest.values.get("source"),
+        f"the command of the {latest.kind}": latest.command,
+    }
+    return [fact for fact, known in is_known.items() if not known]
 
 
 def list_plots(folder: Path, card: str) -> set[str]:
@@ -518,54 +519,3 @@ def _parse_plots(card: str) -> set[str]:
     """Return the relative paths of all images in a card's Markdown and HTML."""
     sources = {*re.findall(r"!\[[^\]]*\]\(([^)\s]+)", card), *re.findall(r"<img[^>]*\ssrc=[\"']([^\"']+)", card)}
     return {name.removeprefix("./") for name in sources if "://" not in name and not name.startswith("data:")}
-
-
-def _read_page(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the model files and example images that page.json names, after checking that `hf-vit page` wrote it."""
-    try:
-        page: Any = json.loads((folder / PAGE_NAME).read_text(encoding="utf-8"))
-        models = [f"{model['folder']}/model.onnx" for model in page["models"]]
-        examples = [example["file"] for example in page["examples"]]
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{folder} holds no page ({PAGE_NAME} is missing); make one with hf-vit page MODEL --output DIR, "
-            "or leave --space out to share a model"
-        ) from error
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{PAGE_NAME} of {folder} was not written by hf-vit page; make the page again with hf-vit page "
-            f"MODEL --output {folder}"
-        ) from error
-    expected_models = [f"models/{number}/model.onnx" for number in range(len(models))]
-    expected_examples = [f"examples/{number}.png" for number in range(len(examples))]
-    if not models or models != expected_models or examples != expected_examples:
-        raise UserError(
-            f"{PAGE_NAME} of {folder} does not list the files that a page has; make the page again with "
-            f"hf-vit page MODEL --output {folder}"
-        )
-    return models, examples
-
-
-def _make_page_card(folder: Path, license: str | None) -> str:
-    """Return README.md of the page, whose metadata makes the repository a static Space."""
-    if license is not None:
-        check_license(license)
-    try:
-        card = RepoCard((folder / CARD_NAME).read_text(encoding="utf-8"))
-    except Exception as error:  # YAML parsers raise many classes
-        raise UserError(
-            f"{CARD_NAME} of {folder} has no readable metadata; make the page again with hf-vit page MODEL "
-            f"--output {folder}"
-        ) from error
-    if card.data.get("sdk") != "static":
-        raise UserError(
-            f"{CARD_NAME} of {folder} is not the card of a static Space (sdk: static); make the page again "
-            f"with hf-vit page MODEL --output {folder}"
-        )
-    if license is not None:
-        card.data.license = license  # pyright: ignore[reportAttributeAccessIssue]
-    if card.data.get("license") is None:
-        raise UserError(NO_LICENSE)
-    if errors := find_metadata_errors(str(card)):
-        raise UserError(f"the Hub would refuse the page's metadata: {'; '.join(errors)}; correct it in {CARD_NAME}")
-    return str(card)

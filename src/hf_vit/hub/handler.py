@@ -120,32 +120,22 @@ class EndpointHandler:
         if function not in (None, "softmax", "sigmoid", "none"):
             raise ValueError(f"function_to_apply is {function!r:.100}; give softmax, sigmoid or none")
         try:
-            if any(isinstance(value, bool) for value in (top_k, threshold)):
-                raise TypeError
-            count = None if top_k is None else int(top_k)
-            options["top_k"] = count
-            options["threshold"] = float(threshold)
-            if isinstance(top_k, float) and not top_k.is_integer():
+            count, share = 1 if top_k is None else int(top_k), float(threshold)
+            if isinstance(top_k, bool) or isinstance(threshold, bool) or (isinstance(top_k, float) and count != top_k):
                 raise ValueError
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError):
+            count, share = 0, 0.0
+        if count < 1 or not 0 <= share <= 1:
             raise ValueError(
-                f"top_k is {top_k!r:.100} and threshold {threshold!r:.100}; give numbers, such "
-                "as top_k 5 and threshold 0.5"
-            ) from error
-        if (count is not None and count < 1) or not 0 <= options["threshold"] <= 1:
-            raise ValueError(
-                f"top_k is {top_k!s:.100} and threshold {threshold!s:.100}; give a top_k of at "
-                "least 1 and a threshold from 0 to 1"
+                f"top_k is {top_k!r:.100} and threshold {threshold!r:.100}; give a top_k of at least 1 and a threshold "
+                "from 0 to 1, such as 5 and 0.5"
             )
-        return options
+        return options | {"top_k": None if top_k is None else count, "threshold": share}
 
     def _answer(
         self, sources: Sequence[Any], start: int, downloads: "_Downloads", options: dict[str, Any]
     ) -> list[Any]:
-        """Return the answers for the images of a request from number `start` on.
-
-        They are computed one by one in a dense task, or if their prepared sizes differ.
-        """
+        """Return the answers for images from number `start` on, one by one in a dense task or if their sizes differ."""
         inputs = list[dict[str, torch.Tensor]]()
         sizes = list[tuple[int, int]]()
         for number, source in enumerate(sources, start=start):
@@ -188,14 +178,13 @@ class EndpointHandler:
         usual = "sigmoid" if config.problem_type == "multi_label_classification" else "softmax"
         function = options["function_to_apply"] or ("none" if self.is_regression else usual)
         scores = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid(), "none": logits}[function]
-        answers: list[Any] = []
-        for row in scores:
-            values = row.tolist()
-            order = list(range(len(values)))  # a regression's outputs stay in order
-            if not self.is_regression:
-                order = row.argsort(descending=True, stable=True).tolist()[: options["top_k"]]
-            answers.append([_make_entry(config, index, values[index]) for index in order])
-        return answers
+        order = scores.argsort(descending=True, stable=True)[:, : options["top_k"]].tolist()
+        if self.is_regression:  # its outputs stay in order
+            order = [range(scores.shape[1])] * len(scores)
+        return [
+            [_make_entry(config, index, row[index]) for index in indices]
+            for row, indices in zip(scores.tolist(), order, strict=True)
+        ]
 
     def _extract(self, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> list[Any]:
         """Return the pooled output of every image, else its class token, else the mean of its patches."""

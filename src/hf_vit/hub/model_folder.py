@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from hf_vit.errors import UserError
 from hf_vit.families import DenseHead, find_family, find_head_type, find_own_class, get_problem_type
 from hf_vit.repositories.reading import check_file_name, list_shards, read_json_object, refuse_huge
+from hf_vit.results.facts import describe_invalid_field
 
 CARD_NAME = "README.md"
 PROCESSOR = "preprocessor_config.json"
@@ -91,27 +92,16 @@ class ModelConfig(BaseModel):
 
 def read_config(folder: Path) -> ModelConfig:
     """Read config.json of a model folder; raise a UserError if the file is missing or damaged."""
-    try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        refuse_huge(content, str(folder))
-        return ModelConfig.model_validate(content)
-    except UserError:
-        raise
-    except FileNotFoundError as error:
+    if not (folder / "config.json").is_file():
         if (folder / PAGE_NAME).is_file():
-            raise UserError(
-                f"{folder} holds a page, not a model; share it with hf-vit push DIR REPO --space"
-            ) from error
-        raise UserError(
-            f"{folder} holds no model, because config.json is missing; give a folder that save_pretrained or "
-            "hf-vit wrote"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        reason = f"it is not valid JSON: {error}"
-        if isinstance(error, ValidationError):
-            first_error = error.errors()[0]
-            location = ".".join(map(str, first_error["loc"]))
-            reason = f"{location}: {first_error['msg']}" if location else "it is not an object with the model's fields"
+            raise UserError(f"{folder} holds a page, not a model; share it with hf-vit push DIR REPO --space")
+        raise UserError(f"{folder} holds no model, because config.json is missing; give a folder with a saved model")
+    content = read_json_object(folder / "config.json", str(folder))
+    refuse_huge(content, str(folder))
+    try:
+        return ModelConfig.model_validate(content)
+    except ValidationError as error:
+        reason = describe_invalid_field(error)
         raise UserError(f"config.json of {folder} is damaged: {reason}; save the model again") from error
 
 
@@ -144,19 +134,17 @@ def count_parameters(folder: Path) -> int | None:
     """Return the number of parameters according to the safetensors headers; None if a file is missing."""
     from safetensors import SafetensorError, safe_open
 
-    names = list_weights(folder)
-    if not names or not all((folder / name).is_file() for name in names):
+    files = [folder / name for name in list_weights(folder)]
+    if not files or not all(file.is_file() for file in files):
         return None
     total = 0
     try:
-        for name in names:
-            with safe_open(str(folder / name), framework="numpy") as file:
-                names_of_parameters = [key for key in file.keys() if not _BUFFER.fullmatch(key)]  # noqa: SIM118
-                total += sum(math.prod(file.get_slice(key).get_shape()) for key in names_of_parameters)
+        for file in files:
+            with safe_open(str(file), framework="numpy") as tensors:
+                names = [name for name in tensors.keys() if not _BUFFER.fullmatch(name)]  # noqa: SIM118
+                total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
     except SafetensorError as error:
-        raise UserError(
-            f"the weights in {folder} are damaged ({error}); save the model again with save_pretrained"
-        ) from error
+        raise UserError(f"the weights in {folder} are damaged ({error}); save the model again") from error
     return total
 
 
@@ -207,16 +195,11 @@ def _list_imports(folder: Path, name: str) -> list[str]:
     """Return the sibling modules that a code file imports."""
     path = folder / name
     if not path.is_file():
-        raise UserError(
-            f"{folder} lacks {name}, the model's code; copy it there, or save the model again with save_pretrained"
-        )
+        raise UserError(f"{folder} lacks {name}, the model's code; copy it there, or save the model again")
     check_inside(folder, path)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
-        raise UserError(
-            f"{name} of {folder} is not valid Python code ({error}); correct it, or save the model again with "
-            "save_pretrained"
-        ) from error
+        raise UserError(f"{name} of {folder} is not valid Python code ({error}); save it again") from error
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     return [node.module for node in imports if node.level == 1 and node.module]

@@ -58,47 +58,40 @@ def find_hub_dataset(data: DataFact) -> str | None:
 
 
 def make_index_entries(records: Sequence[Record], repo: str) -> "list[EvalResult]":
-    """Return the `model-index` entries of evaluations.
+    """Return the `model-index` entries of evaluations, one per published metric.
 
     Args:
         records: the evaluations.
         repo: user/name, for links to facts.json; a name without a user gives no links.
     """
-    return [entry for record in records for entry in _make_entries(record, repo)]
-
-
-def _make_entries(record: Record, repo: str) -> "list[EvalResult]":
-    """Return one `model-index` entry per published metric of a record."""
     from huggingface_hub import EvalResult
 
-    protocol = find_protocol(record)
-    if protocol is None:
-        return []
-    data = record.data or DataFact(name="unnamed")
-    name = to_one_line(data.name)
     source = _make_facts_url(repo)
-    metric_type, titles = PUBLISHED[protocol]
-    data_arguments = {"fingerprint": data.fingerprint, "num_images": data.size}
     entries: list[EvalResult] = []
-    for key, title in titles.items():
-        value = as_fraction(record.values.get(key))
-        if value is None:
+    for record in records:
+        protocol = find_protocol(record)
+        if protocol is None:
             continue
-        entry = EvalResult(
-            task_type=TASK_TYPES[protocol],
-            dataset_type=find_hub_dataset(data) or re.sub(r"[^\w.\-]+", "-", name),
-            dataset_name=name,
-            dataset_config=_find_configuration(data),
-            dataset_split=to_one_line(data.split) if data.split else None,
-            dataset_revision=data.revision,
-            dataset_args={key: value for key, value in data_arguments.items() if value is not None} or None,
-            metric_type=metric_type,
-            metric_name=title,
-            metric_value=round_metric(value),
-            source_url=source,
-            source_name=to_one_line(record.command) if source else None,
-        )
-        entries.append(entry)
+        data = record.data or DataFact(name="unnamed")
+        name = to_one_line(data.name)
+        metric_type, titles = PUBLISHED[protocol]
+        data_arguments = {"fingerprint": data.fingerprint, "num_images": data.size}
+        fields: dict[str, Any] = {
+            "task_type": TASK_TYPES[protocol],
+            "dataset_type": find_hub_dataset(data) or re.sub(r"[^\w.\-]+", "-", name),
+            "dataset_name": name,
+            "dataset_config": _find_configuration(data),
+            "dataset_split": to_one_line(data.split) if data.split else None,
+            "dataset_revision": data.revision,
+            "dataset_args": {key: value for key, value in data_arguments.items() if value is not None} or None,
+            "metric_type": metric_type,
+            "source_url": source,
+            "source_name": to_one_line(record.command) if source else None,
+        }
+        for key, title in titles.items():
+            value = as_fraction(record.values.get(key))
+            if value is not None:
+                entries.append(EvalResult(**fields, metric_name=title, metric_value=round_metric(value)))
     return entries
 
 
@@ -114,6 +107,13 @@ def make_results_file(records: Sequence[Record], repo: str) -> bytes | None:
         dataset = None if data is None else find_hub_dataset(data)
         if data is None or dataset is None or value is None:
             continue
+        notes = (  # what the format has no field for
+            "top-1 accuracy",
+            f"split {data.split}" if data.split else None,
+            f"{data.size:,} images" if data.size else None,
+            f"fingerprint {data.fingerprint}" if data.fingerprint else None,
+            to_one_line(record.command),
+        )
         entry = EvalResultEntry(
             dataset_id=dataset,
             task_id=_find_configuration(data) or "default",
@@ -122,23 +122,11 @@ def make_results_file(records: Sequence[Record], repo: str) -> bytes | None:
             date=record.date.isoformat(),
             source_url=source,
             source_name=FACTS_NAME if source else None,
-            notes=_make_notes(data, record.command),
+            notes="; ".join(filter(None, notes)),
         )
         entries.append(entry)
     rows: list[dict[str, Any]] = eval_result_entries_to_yaml(entries)
     return yaml.safe_dump(rows, sort_keys=False, allow_unicode=True, width=120).encode() if rows else None
-
-
-def _make_notes(data: DataFact, command: str) -> str:
-    """Return what the format has no field for: metric, split, number of images, fingerprint and command."""
-    parts = (
-        "top-1 accuracy",
-        f"split {data.split}" if data.split else None,
-        f"{data.size:,} images" if data.size else None,
-        f"fingerprint {data.fingerprint}" if data.fingerprint else None,
-        to_one_line(command),
-    )
-    return "; ".join(part for part in parts if part)
 
 
 def _find_configuration(data: DataFact) -> str | None:

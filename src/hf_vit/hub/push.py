@@ -11,27 +11,19 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoCard, get_token
-from huggingface_hub.errors import LocalTokenNotFoundError, RepositoryNotFoundError
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoCard
+from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile, SpaceInfo
-from pydantic import BaseModel, ValidationError
 
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.hub.contents import Contents, collect, collect_gradio, collect_page, describe_model, find_differences
 from hf_vit.hub.model_folder import CARD_NAME
-from hf_vit.repositories.hub import (
-    check_repo_id,
-    describe_login,
-    describe_token,
-    explain_hub_error,
-    find_response,
-    find_status,
-    retry,
-)
+from hf_vit.repositories.hub import check_repo_id, describe_token, explain_hub_error, find_response, find_status, retry
 from hf_vit.results.facts import Facts, Record
 from hf_vit.results.redaction import find_secret
 from hf_vit.writing import make_scratch_folder
@@ -41,39 +33,6 @@ if TYPE_CHECKING:
 
 _SHARD_SIZE = "5GB"
 _BRANCH = re.compile(r"(?!refs/)(?!.*(\.\.|//|\.lock$|/$))[\w./+-]+")
-
-
-class AccessToken(BaseModel):
-    """A token's part of the Hub's answer about an account."""
-
-    role: str | None = None
-
-
-class Authentication(BaseModel):
-    """How the account was recognized."""
-
-    accessToken: AccessToken | None = None  # noqa: N815
-
-
-class Organization(BaseModel):
-    """An organization of the account."""
-
-    name: str
-    roleInOrg: str | None = None  # noqa: N815
-
-
-class Account(BaseModel):
-    """The Hub's answer to the question whose token this is."""
-
-    name: str
-    auth: Authentication | None = None
-    orgs: list[Organization] | None = None
-
-    @property
-    def is_read_only(self) -> bool:
-        """Return whether the token may not write."""
-        token = None if self.auth is None else self.auth.accessToken
-        return token is not None and token.role == "read"
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,18 +157,19 @@ def push_to_hub(
         if isinstance(source, str | os.PathLike):
             folder = Path(source)
             if processor is not None or facts or card is not None:
-                raise UserError(
-                    "processor=, facts= and card= are for a model object, but a folder was given, which contains its "
-                    "own; leave them out"
-                )
+                raise UserError("processor=, facts= and card= are for a model object, not for a folder; leave them out")
         else:
             if sdk == "static":
-                raise UserError(
-                    "space=True needs the folder of a page, but a model object was given; give the page's path, or "
-                    "leave space=True out to share the model"
-                )
+                raise UserError("space=True needs the folder of a page; leave it out to share a model")
+            if processor is None:
+                raise UserError("a model object needs its image processor; pass processor=")
             folder = scratch / "model" / repo_id.rpartition("/")[2]
-            _save_model(source, folder, processor, facts, card, max_shard_size)
+            source.save_pretrained(folder, max_shard_size=max_shard_size)
+            processor.save_pretrained(folder)
+            if facts:
+                Facts(records=list(facts)).save(folder)
+            if card is not None:
+                (folder / CARD_NAME).write_text(card, encoding="utf-8")
         # Collect the files first, as local errors must come before the first request.
         shards = scratch / "shards"
         shards.mkdir()
@@ -227,51 +187,29 @@ def push_to_hub(
         return result if dry_run or collection is None else replace(result, collection=push.add_to_collection())
 
 
-def _save_model(
-    model: "PreTrainedModel",
-    folder: Path,
-    processor: "BaseImageProcessor | None",
-    facts: Sequence[Record],
-    card: str | None,
-    max_shard_size: int | str,
-) -> None:
-    """Save a model object with its image processor, facts and card into a folder."""
-    if processor is None:
-        raise UserError("a model object needs its image processor; pass processor=")
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-    processor.save_pretrained(folder)
-    if facts:
-        Facts(records=list(facts)).save(folder)
-    if card is not None:
-        (folder / CARD_NAME).write_text(card, encoding="utf-8")
-
-
 @contextmanager
 def _make_shards_folder() -> Generator[Path]:
     """Yield a temporary folder for shards, which may be large; it is also removed if the process receives SIGTERM."""
     with make_scratch_folder("push") as folder:
 
         def remove_and_exit(number: int, frame: object) -> None:
-            """Remove the folder and end the process with the signal's exit code."""
             shutil.rmtree(folder, ignore_errors=True)  # at once: the interpreter would first wait for running uploads
             raise SystemExit(128 + number)
 
-        can_set_handler = threading.current_thread() is threading.main_thread()
-        can_set_handler = can_set_handler and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if can_set_handler:
-            signal.signal(signal.SIGTERM, remove_and_exit)
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if not is_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            yield folder
+            return
+        signal.signal(signal.SIGTERM, remove_and_exit)
         try:
             yield folder
         finally:
-            if can_set_handler:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @dataclass(repr=False)  # a token is in it
 class Push:
-    """One push to one repository; the options are those of `push_to_hub`, the other fields are set by
-    `find_destination`.
-    """
+    """One push to one repository, with the options of `push_to_hub`; `find_destination` sets the other fields."""
 
     repo_id: str
     private: bool = False
@@ -284,6 +222,8 @@ class Push:
     report: Callable[[str], None] = lambda line: None
 
     user: str = field(default="", init=False)
+    is_read_only: bool = field(default=False, init=False)  # whether the token may not write
+    roles: dict[str, str | None] = field(default_factory=dict[str, str | None], init=False)  # in organizations
     exists: bool = field(default=False, init=False)
     parent: str | None = field(default=None, init=False)  # head of the branch; None while there is no repository
     remote: dict[str, RepoFile] = field(default_factory=dict[str, RepoFile], init=False)
@@ -299,10 +239,7 @@ class Push:
         if self.create_pr and self.tag:
             raise UserError("a pull request cannot be tagged; leave --tag out, and tag the commit after the merge")
         if self.create_pr and self.collection:
-            raise UserError(
-                "a pull request cannot be added to a collection; leave --collection out, and add the model after "
-                "the merge"
-            )
+            raise UserError("a pull request cannot be in a collection; leave --collection out until it is merged")
         check_repo_id(self.repo_id)
         self.api = HfApi(token=self.token)
         self.has_token = self.token is not None
@@ -315,45 +252,37 @@ class Push:
 
     def find_destination(self) -> None:
         """Complete `repo_id` with the user's name, read the repository, and check the user's rights to it."""
-        if not self.has_token and get_token() is None:
-            raise UserError(f"there is no token for the Hub: {describe_login()}")
-        answer = self._request("the Hub", "checking your account on the Hub", self.api.whoami)
+        account: Any = self._request("the Hub", "checking your account on the Hub", self.api.whoami)
         try:
-            account = Account.model_validate(answer)
-        except ValidationError as error:
-            raise UserError(
-                "the Hub's answer about your account cannot be read; check the address in HF_ENDPOINT, or log in again "
-                "with hf auth login"
-            ) from error
-        self.user = account.name
+            self.user = account["name"]
+            self.is_read_only = ((account.get("auth") or {}).get("accessToken") or {}).get("role") == "read"
+            self.roles = {each["name"]: each.get("roleInOrg") for each in account.get("orgs") or ()}
+        except (AttributeError, LookupError, TypeError) as error:
+            raise UserError("the Hub's answer about your account cannot be read; check HF_ENDPOINT") from error
         self.repo_id = self.repo_id if "/" in self.repo_id else f"{self.user}/{self.repo_id}"
-        self._request(self.repo_id, "reading the repository", lambda: self._read_repository(account))
+        self._request(self.repo_id, "reading the repository", self._read_repository)
 
     def _request(self, target: str, action_name: str, action: Callable[[], Any]) -> Any:
         """Send a request with retries; raise its failure as a UserError."""
         try:
             return retry(action, action_name, report=self.report)
-        except LocalTokenNotFoundError as error:
-            raise UserError(f"there is no token for the Hub: {describe_login()}") from error
         except Exception as error:
             raise explain_hub_error(error, target, explicit_token=self.has_token) from error
 
-    def _read_repository(self, account: Account) -> None:
+    def _read_repository(self) -> None:
         """Read branches, tags and files of the repository, and check that it can be pushed to or created."""
         try:
             info = self.api.repo_info(**self._repository)
         except RepositoryNotFoundError:
-            return self._check_namespace(account)
+            self._check_namespace()
+            return
         if not self.create_pr:
             self.api.auth_check(**self._repository, write=True)
         if isinstance(info, SpaceInfo) and info.sdk != self.sdk:
             need = "a page needs a static Space" if self.sdk == "static" else f"an app needs the SDK {self.sdk}"
             raise UserError(f"{self.repo_id} is a Space with the SDK {info.sdk}, but {need}; choose another name")
         if self.private and not info.private:
-            raise UserError(
-                f"{self.repo_id} exists and is public, so --private has no effect; make it private in its "
-                "settings on the Hub first, or choose another name"
-            )
+            raise UserError(f"{self.repo_id} exists and is public; make it private on the Hub, or choose another name")
         refs = self.api.list_repo_refs(**self._repository)
         heads = {ref.name: ref.target_commit for ref in refs.branches}
         self.tags = {ref.name: ref.target_commit for ref in refs.tags}
@@ -363,19 +292,17 @@ class Push:
         self.branch_exists = self.branch in heads
         self.parent = heads.get(self.branch) or heads["main"]
         self.remote = self._list_files(self.parent)
-        return None
 
-    def _check_namespace(self, account: Account) -> None:
+    def _check_namespace(self) -> None:
         """Check whether the token may create this repository; the Hub itself would report that only during creation."""
         namespace, name = self.repo_id.split("/")
         if self.create_pr:
             raise UserError(f"{self.repo_id} does not exist, so it has no pull requests; leave --create-pr out")
-        if account.is_read_only:
+        if self.is_read_only:
             raise UserError(
-                f"{self.repo_id} must be created, but {self.token_source} is read-only; use a token with the role write"
+                f"{self.repo_id} must be created, but {self.token_source} is read-only; use one that may write"
             )
-        roles = {organization.name: organization.roleInOrg for organization in account.orgs or []}
-        if namespace != self.user and roles.get(namespace, "none") in ("none", "read"):
+        if namespace != self.user and self.roles.get(namespace, "none") in ("none", "read"):
             raise UserError(
                 f"{self.repo_id} does not exist or cannot be seen, and {self.token_source} (of {self.user}) has no "
                 f"right to create it; push to {self.user}/{name}, or ask {namespace} for write access"
@@ -418,7 +345,7 @@ class Push:
         differing_paths = find_differences(contents.files, remote) + contents.find_stale(remote)
         if differing_paths:
             raise UserError(
-                f"{self.repo_id} at {commit[:8]} differs from what was pushed: {', '.join(differing_paths)}; run "
+                f"{', '.join(differing_paths)} of {self.repo_id} at {commit[:8]} differ from what was pushed; run "
                 "the same command again, without changing the folder meanwhile"
             )
         self._create_tag(commit)
@@ -433,10 +360,7 @@ class Push:
         if not self._matches_contents(self._attempt("reading the tag", lambda: self._list_files(commit))):
             raise UserError(f"{tag} with other content; choose another tag")
         if not is_current:
-            raise UserError(
-                f"{tag} with this content, but {self.branch} has changed since; leave --tag out to push to "
-                f"{self.branch} again"
-            )
+            raise UserError(f"{tag} with this content, but {self.branch} has changed since; leave --tag out to push")
 
     def _check_card(self, card: str) -> None:
         """Let the Hub validate the card's metadata."""
@@ -453,8 +377,8 @@ class Push:
     def _report_plan(self) -> None:
         """Report what will be pushed, and which files and facts others will be able to see."""
         files = self.contents.files.values()
-        plan = f"{len(files)} files, {self.contents.size:,} bytes, "
-        plan += f"as a pull request to {self.repo_id}" if self.create_pr else f"to {self.repo_id}"
+        kind = "as a pull request to" if self.create_pr else "to"
+        plan = f"{len(files)} files, {self.contents.size:,} bytes, {kind} {self.repo_id}"
         if not self.exists:
             plan += f" (new, {'private' if self.private else 'public or as your default'})"
         plan += f", branch {self.branch}, as {self.user} (by {self.token_source})"
@@ -465,18 +389,16 @@ class Push:
         self.report(plan)
         readers = "private" if self.private else "public, unless the repository is private"
         file_list = ", ".join(f"{file.path} ({file.size:,} bytes)" for file in files)
-        card_facts = "the card shows classes, command, data, machine and versions"
-        facts = "the page shows classes and results" if self.sdk else card_facts
-        self.report(f"{readers}: {file_list}; {facts}")
+        card = "the card shows classes, command, data, machine and versions"
+        self.report(f"{readers}: {file_list}; {'the page shows classes and results' if self.sdk else card}")
 
     def _create_repository(self) -> None:
         """Create the repository and the branch if they do not exist."""
         if not self.exists:
             settings: dict[str, Any] = {"space_sdk": self.sdk} if self.sdk else {}
             settings |= {"private": True} if self.private else {}  # otherwise the account's default applies
-            self._attempt(
-                "creating the repository", lambda: self.api.create_repo(**self._repository, **settings, exist_ok=True)
-            )
+            create = partial(self.api.create_repo, **self._repository, **settings, exist_ok=True)
+            self._attempt("creating the repository", create)
             self.parent = self._attempt("reading the repository", lambda: self.api.repo_info(**self._repository).sha)
         if not self.branch_exists:
             self._attempt("creating the branch", self._create_branch)
@@ -543,28 +465,19 @@ class Push:
 
     def _create_tag(self, commit: str | None) -> None:
         """Tag the commit if a tag was given."""
-        tag = self.tag
-        if tag is not None:
-            self._attempt(
-                "tagging", lambda: self.api.create_tag(**self._repository, tag=tag, revision=commit, exist_ok=True)
-            )
+        if self.tag is not None:
+            settings: dict[str, Any] = {"tag": self.tag, "revision": commit, "exist_ok": True}
+            self._attempt("tagging", partial(self.api.create_tag, **self._repository, **settings))
 
     def add_to_collection(self) -> str:
         """Add the repository to the collection, given by slug or title, and return the collection's URL."""
         slug = str(self.collection)
         if "/" not in slug:
-            settings: dict[str, Any] = {
-                "title": slug,
-                "namespace": self.repo_id.partition("/")[0],
-                "private": self.private,
-            }
-            slug = self._attempt(
-                "creating the collection", lambda: self.api.create_collection(**settings, exists_ok=True).slug
-            )
-        return self._attempt(
-            "adding to the collection",
-            lambda: self.api.add_collection_item(slug, self.repo_id, self.repo_type, exists_ok=True).url,
-        )
+            settings: dict[str, Any] = {"namespace": self.repo_id.partition("/")[0], "private": self.private}
+            create = partial(self.api.create_collection, slug, **settings, exists_ok=True)
+            slug = self._attempt("creating the collection", create).slug
+        add = partial(self.api.add_collection_item, slug, self.repo_id, self.repo_type, exists_ok=True)
+        return self._attempt("adding to the collection", add).url
 
     @property
     def _repository(self) -> dict[str, Any]:
@@ -598,31 +511,26 @@ class Push:
                     f"someone else changed {self.branch} of {self.repo_id} meanwhile, so nothing was pushed; review "
                     "the change, then run the same command again"
                 ) from error
-            explanation = self._explain_size(error) or explain_hub_error(
-                error, self.repo_id, explicit_token=self.has_token
-            )
+            explanation = self._explain_size(error)
+            explanation = explanation or explain_hub_error(error, self.repo_id, explicit_token=self.has_token)
             raise UserError(f"{action_name} failed: {explanation}. {self._describe_state()}") from error
 
     def _explain_size(self, error: Exception) -> str | None:
         """Return an explanation of a failure due to file size, naming the file; None for other failures."""
-        files = self.contents.files.values()
+        by_size = sorted(self.contents.files.values(), key=lambda file: file.size, reverse=True)
         response = find_response(error)
         if response is not None and response.status_code == 413 and "/commit/" in str(response.url):
-            text_files = [file for file in files if file.is_text]  # they are sent inside the commit
-            largest = max(text_files, key=lambda file: file.size)
+            texts = [file for file in by_size if file.is_text]  # they are sent inside the commit
             return (
-                f"the {len(text_files)} text files ({sum(file.size for file in text_files):,} bytes together, most of "
-                f"them in {largest.path}) are more than the Hub accepts in one commit; make {largest.path} smaller"
+                f"the {len(texts)} text files ({sum(file.size for file in texts):,} bytes together, most of them in "
+                f"{texts[0].path}) are more than the Hub accepts in one commit; make {texts[0].path} smaller"
             )
-        stored_files = [file for file in files if not file.is_text]
-        named_files = [file for file in stored_files if file.sha256 in str(error)]
-        if find_status(error) != 413 and not (named_files and "too large" in str(error).lower()):
+        stored = [file for file in by_size if not file.is_text]
+        named = [file for file in stored if file.sha256 in str(error)]
+        if find_status(error) != 413 and not (named and "too large" in str(error).lower()):
             return None
-        largest = max(named_files or stored_files, key=lambda file: file.size)
-        return (
-            f"{largest.path} ({largest.size:,} bytes) is larger than the Hub accepts; give a smaller max_shard_size "
-            "(--max-shard-size)"
-        )
+        largest = (named or stored)[0]
+        return f"{largest.path} ({largest.size:,} bytes) is larger than the Hub accepts; lower --max-shard-size"
 
     def _describe_state(self) -> str:
         """Return a sentence about the state of the branch after a failure."""

@@ -9,14 +9,15 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.hf_api import RepoFile
 
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.hub.contents import SharedFile, find_differences
-from hf_vit.hub.example import make_example
-from hf_vit.hub.model_folder import CARD_NAME, ModelConfig, keeps_shapes, list_weights, read_config
+from hf_vit.hub.example import Architecture, make_example
+from hf_vit.hub.model_folder import CARD_NAME, keeps_shapes, list_weights, read_config
 from hf_vit.repositories.hub import check_repo_id, retry
 from hf_vit.repositories.reading import check_references, guard_hub_access, list_indexed_files
 from hf_vit.writing import make_scratch_folder
@@ -90,7 +91,6 @@ def verify_repo(
     api = HfApi()
 
     def read_repository() -> tuple[str, dict[str, RepoFile]]:
-        """Return the commit of the revision and its files."""
         commit = api.model_info(repo_id, revision=revision).sha
         assert commit is not None
         tree = api.list_repo_tree(repo_id, revision=commit, recursive=True)
@@ -138,69 +138,49 @@ def run_examples(
     Raises:
         UserError: an example fails, or none could be run.
     """
+    import numpy as np
+    from PIL import Image
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     check_references(folder, repo_id)
     config = read_config(folder)
-    missing_files = sorted({*list_weights(folder), *list_indexed_files(folder, repo_id)} - set(files))
-    if missing_files:
+    missing = sorted({*list_weights(folder), *list_indexed_files(folder, repo_id)} - set(files))
+    if missing:
         raise UserError(
-            f"the weight index of {repo_id} lists {missing_files[0]}, which is not in the repository; push "
-            "the complete model again with hf-vit push"
+            f"the weight index of {repo_id} lists {missing[0]}, which is not in the repository; push it again"
         )
     card = folder / CARD_NAME
-    package_example = _make_package_example(config, folder)
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     blocks = [code for _, code in _BLOCK.findall(text)]
     if not blocks:
-        raise UserError(
-            f"the card of {repo_id} has no Python example; add one, or push the model again with hf-vit push"
-        )
-    examples, not_run = _collect_examples(repo_id, folder, blocks, package_example, trust_remote_code)
-    if not examples:
-        reasons = [f"the architecture '{to_one_line(config.model_type)}' is defined by code in {repo_id}", *not_run]
-        raise UserError(f"all checksums match, but no example was run: {'; '.join(reasons)}")
-    outputs: dict[str, str] = {}
-    for name, code in examples.items():
-        report(f"running {name}")
-        outputs[name] = _run_example(name, code)
-    return outputs, not_run
-
-
-def _collect_examples(
-    repo_id: str, folder: Path, blocks: list[str], package_example: str | None, trust_remote_code: bool
-) -> tuple[dict[str, str], list[str]]:
-    """Return the code of each example to run by its name, and reasons why others are not run."""
-    examples = {"the example of hf_vit": package_example} if package_example else {}
+        raise UserError(f"the card of {repo_id} has no Python example; add one, or push it again with hf-vit push")
+    examples: dict[str, str] = {}
     not_run = list[str]()
+    own_code = ""  # for a model whose class is in hf_vit or transformers
+    if config.model_type in CONFIG_MAPPING and config.own_class is None:
+        architecture: Architecture = "hf_vit" if config.is_ours else "transformers"
+        own_code = make_example(config, str(folder), architecture, keeps_shapes(folder))
+        examples["the example of hf_vit"] = own_code
     for number, block in enumerate(blocks, start=1):
-        name = f"example {number} of the card"
         code = _REPO_LINE.sub(lambda _: f"repo = {json.dumps(str(folder))}", block)
-        if code.strip() == (package_example or "").strip():
-            continue  # it is identical to hf_vit's example, which runs anyway
+        name = f"example {number} of the card"
+        if code.strip() == own_code.strip():
+            continue  # it runs anyway
         if trust_remote_code:
             examples[name] = code
         else:
             not_run.append(f"{name} is code from {repo_id}; add --trust-remote-code to run it")
-    return examples, not_run
-
-
-def _make_package_example(config: ModelConfig, folder: Path) -> str | None:
-    """Return an example for a model whose class is in hf_vit or transformers; None for other models."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    if config.model_type not in CONFIG_MAPPING or config.own_class is not None:
-        return None
-    return make_example(config, str(folder), "hf_vit" if config.is_ours else "transformers", keeps_shapes(folder))
-
-
-def _run_example(name: str, code: str) -> str:
-    """Run an example in a new process on an image of noise, and return its output; see `run_program`."""
-    import numpy as np
-    from PIL import Image
-
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    with make_scratch_folder("verify") as scratch:
-        Image.fromarray(pixels).save(scratch / "image.png")
-        return run_program(name, code, scratch)
+    if not examples:
+        reasons = [f"the architecture '{to_one_line(config.model_type)}' is defined by code in {repo_id}", *not_run]
+        raise UserError(f"all checksums match, but no example was run: {'; '.join(reasons)}")
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    outputs: dict[str, str] = {}
+    for name, code in examples.items():
+        report(f"running {name}")
+        with make_scratch_folder("verify") as scratch:
+            noise.save(scratch / "image.png")
+            outputs[name] = run_program(name, code, scratch)
+    return outputs, not_run
 
 
 def run_program(name: str, code: str, folder: Path, seconds: float = _EXAMPLE_SECONDS) -> str:
@@ -211,37 +191,21 @@ def run_program(name: str, code: str, folder: Path, seconds: float = _EXAMPLE_SE
     Raises:
         UserError: the code fails or takes too long.
     """
-    try:
-        process = subprocess.run(
-            [sys.executable, "-c", code if "import hf_vit" in code else _BLOCK_PACKAGE + code],
-            cwd=folder,
-            env=_make_safe_environment(str(folder)),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UserError(
-            f"{name} did not finish within {seconds:.0f} s; make the model's example faster, or try a faster machine"
-        ) from error
-    if process.returncode:
-        lines = process.stderr.strip().splitlines() or ["no message"]
-        raise UserError(
-            f"{name} failed: {to_one_line(lines[-1])}; correct the example in the card, or push the model again "
-            "with hf-vit push"
-        )
-    return to_one_line(process.stdout)
-
-
-def _make_safe_environment(home: str) -> dict[str, str]:
-    """Return environment variables for an example: no secrets, no access to the Hub, an empty home."""
-    variables = {name: value for name, value in os.environ.items() if _SAFE_VARIABLES.fullmatch(name.upper())}
-    return variables | {
-        "HOME": home,
-        "HF_HOME": str(Path(home) / "huggingface"),
+    environment = {name: value for name, value in os.environ.items() if _SAFE_VARIABLES.fullmatch(name.upper())}
+    environment |= {
+        "HOME": str(folder),
+        "HF_HOME": str(folder / "huggingface"),
         "PYTHONUSERBASE": site.getuserbase(),  # packages installed in the user's real home folder
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
     }
+    command = [sys.executable, "-c", code if "import hf_vit" in code else _BLOCK_PACKAGE + code]
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": seconds}
+    try:
+        process = subprocess.run(command, cwd=folder, env=environment, check=False, **options)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"{name} did not finish within {seconds:.0f} s; try a faster example or machine") from error
+    if process.returncode:
+        reason = to_one_line((process.stderr.strip().splitlines() or ["no message"])[-1])
+        raise UserError(f"{name} failed: {reason}; correct the example in the card, or push the model again")
+    return to_one_line(process.stdout)

@@ -65,30 +65,24 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
         UserError: the page cannot do one of the steps.
     """
     refuse_own_shapes(processor, "the page")
+    where = "in preprocessor_config.json"
     settings = processor.to_dict()
     size = dict(settings.get("size") or {})
     crop = settings.get("crop_size") if settings.get("do_center_crop") else None
     resize = size if settings.get("do_resize", True) else None
     if resize is not None and set(resize) not in ({"height", "width"}, {"shortest_edge"}):
         raise UserError(
-            f"the page cannot resize images to {json.dumps(resize)}; set height and width, or shortest_edge, "
-            "in preprocessor_config.json"
+            f"the page cannot resize images to {json.dumps(resize)}; set height and width, or shortest_edge, {where}"
         )
     if settings.get("do_pad"):
-        raise UserError("the page cannot pad images; set do_pad to false in preprocessor_config.json")
-    output_size = crop or resize
-    if output_size is None or (output_size.get("height"), output_size.get("width")) != image_size:
-        height, width = image_size
-        raise UserError(
-            f"the image processor does not return images of {height}x{width} px, the model's input size; set "
-            "this size in preprocessor_config.json"
-        )
+        raise UserError(f"the page cannot pad images; set do_pad to false {where}")
+    output_size = crop or resize or {}
+    if (output_size.get("height"), output_size.get("width")) != image_size:
+        px = f"{image_size[0]}x{image_size[1]} px"
+        raise UserError(f"the image processor does not return images of {px}, the model's input size; set it {where}")
     resample = settings.get("resample", 2)
     if resize is not None and resample not in _FILTERS:
-        raise UserError(
-            f"the page cannot resize with resample={resample}; set it to 2 (bilinear) or 3 (bicubic) in "
-            "preprocessor_config.json"
-        )
+        raise UserError(f"the page cannot resize with resample={resample}; set it to 2 or 3 (bicubic) {where}")
     mean, std = 0.0, 1.0
     if settings.get("do_normalize", True):
         mean, std = settings["image_mean"], settings["image_std"]

@@ -101,12 +101,10 @@ def shorten_names(models: Sequence[str | Path]) -> list[str]:
     names: list[str] = []
     for number, path in enumerate(paths, start=1):
         others = [other for other in paths if other is not path]
-        name = f"{path[-1]} ({number})"  # if only the whole path differs from the others
-        for length in range(1, len(path)):
-            if all(other[-length:] != path[-length:] for other in others):
-                name = "/".join(path[-length:])
-                break
-        names.append(name)
+        ends = (path[-length:] for length in range(1, len(path)))
+        unique_end = next((end for end in ends if all(other[-len(end) :] != end for other in others)), None)
+        # Only the whole path may differ from the others.
+        names.append("/".join(unique_end) if unique_end else f"{path[-1]} ({number})")
     return names
 
 
@@ -118,10 +116,7 @@ def _write_model(source: str | Path, name: str, folder: Path, output: Path) -> d
         raise UserError(f"{source} is not an image classifier; give one, or fine-tune it first (hf-vit finetune)")
     refuse_regression(loaded, str(source), "a page")
     if loaded.config.num_channels != 3:
-        raise UserError(
-            f"{source} takes images of {loaded.config.num_channels} channels, but the page shows RGB images; "
-            "give a model with 3 channels"
-        )
+        raise UserError(f"{source} takes {loaded.config.num_channels} channels; give a model of RGB images for a page")
     weights = 4 * loaded.num_parameters()
     maps = 4 * count_inner_values(loaded.config)
     if weights + maps > MAX_BYTES:
@@ -162,15 +157,16 @@ def _make_space_card(names: Sequence[str], models: Sequence[str | Path]) -> str:
     """Return README.md of a static Space; the Hub pages of the models in its metadata link to the Space."""
     import yaml
 
-    metadata: dict[str, Any] = {"title": ", ".join(names), "sdk": "static", "app_file": "index.html"}
-    hub_models = [str(model) for model in models if HUB_ID.fullmatch(str(model)) and not is_local(model)]
-    if hub_models:
-        metadata["models"] = hub_models
-    license = find_common_license([str(model) for model in models])
-    if license is not None:
-        metadata["license"] = license
+    metadata: dict[str, Any] = {
+        "title": ", ".join(names),
+        "sdk": "static",
+        "app_file": "index.html",
+        "models": [str(model) for model in models if HUB_ID.fullmatch(str(model)) and not is_local(model)],
+        "license": find_common_license([str(model) for model in models]),
+    }
+    known = {name: value for name, value in metadata.items() if value}
     text = "A page that runs these models in the visitor's browser, written by `hf-vit page`."
-    return f"---\n{yaml.safe_dump(metadata, allow_unicode=True, sort_keys=False)}---\n\n{text}\n"
+    return f"---\n{yaml.safe_dump(known, allow_unicode=True, sort_keys=False)}---\n\n{text}\n"
 
 
 VERSION = "1.30.0"
@@ -215,15 +211,14 @@ def copy_runtime(folder: Path, source: str | Path | None = None) -> None:
 
 def _download_file(name: str) -> Path:
     """Return a file of the runtime from the cache, downloading it if needed."""
+    remedy = "give a folder with the files as --runtime DIR"
     try:
         file = download(f"{BASE_URL}/{name}", checked_later=True)
     except UserError as error:
-        raise UserError(f"{error}; or give a folder with the files as --runtime DIR") from error
+        raise UserError(f"{error}; or {remedy}") from error
     if not _is_unchanged(file):
         file.unlink()  # so that it is downloaded again next time
-        raise UserError(
-            f"the checksum of {BASE_URL}/{name} is wrong; try again, or give a folder with the files as --runtime DIR"
-        )
+        raise UserError(f"the checksum of {BASE_URL}/{name} is wrong; try again, or {remedy}")
     return file
 
 

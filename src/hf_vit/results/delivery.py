@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hf_vit.display import shorten_list
 from hf_vit.errors import UserError
 from hf_vit.results.facts import FACTS_NAME, Facts
 from hf_vit.writing import explain_write_errors, make_hidden_path, reject_url, remove_leftovers
@@ -56,7 +57,12 @@ def prepare_output(output: str | Path, force: bool | None = None, ignored_path: 
 
 def _check_replaceable(output: str | Path, target: Path, force: bool | None) -> None:
     """Raise a UserError for a non-empty folder, unless `force` is set and it holds only a model written by hf_vit."""
-    foreign_files = _find_foreign_files(target)
+    entries = (*target.iterdir(), *target.glob("onnx/*"))
+    names = [path.relative_to(target).as_posix() + "/" * path.is_dir() for path in entries]
+    foreign_files = [name for name in names if not _OUR_FILES.fullmatch(name)]
+    card = target / "README.md"
+    if card.is_file() and MARKER not in card.read_text(encoding="utf-8", errors="replace"):
+        foreign_files.append(card.name)
     is_model = False  # facts.json alone does not prove a model: measurements write it as well
     with suppress(UserError):  # facts.json is damaged
         is_model = bool(Facts.load(target).list_origins())
@@ -66,27 +72,15 @@ def _check_replaceable(output: str | Path, target: Path, force: bool | None) -> 
             remedy = ", or add --force to replace its content"
         raise UserError(f"the folder {output} is not empty; choose a new folder, or empty this one first{remedy}")
     if foreign_files:
-        more = f" and {len(foreign_files) - 3} more" if len(foreign_files) > 3 else ""
-        file_list = ", ".join(foreign_files[:3]) + more
+        file_list = shorten_list(sorted(foreign_files), 3)
         raise UserError(
-            f"the folder {output} holds {file_list}, which hf-vit did not write; choose another, or move these files"
+            f"the folder {output} holds {file_list}, which hf-vit did not write; choose another, or move them"
         )
     if os.path.ismount(target) or target == Path.cwd():
         raise UserError(
             f"the folder {output} is a mount point or the working folder, so it cannot be replaced; empty it, "
             "or choose a folder inside it"
         )
-
-
-def _find_foreign_files(folder: Path) -> list[str]:
-    """Return the names of files in a folder that hf_vit does not write."""
-    entries = (*folder.iterdir(), *folder.glob("onnx/*"))
-    names = [path.relative_to(folder).as_posix() + ("/" if path.is_dir() else "") for path in entries]
-    foreign_files = [name for name in names if not _OUR_FILES.fullmatch(name)]
-    card = folder / "README.md"
-    if card.is_file() and MARKER not in card.read_text(encoding="utf-8", errors="replace"):
-        foreign_files.append(card.name)
-    return sorted(foreign_files)
 
 
 @contextmanager
@@ -127,7 +121,6 @@ def _fill(output: Path, folder: Path) -> None:
     """
 
     def sort_key(path: Path) -> tuple[bool, bool, bool]:
-        """Return a key that puts facts.json first, then other files, config.json and the weights."""
         is_model = path.name.startswith(("model", "openvino_model"))
         return path.name != FACTS_NAME, path.name == "config.json", is_model
 

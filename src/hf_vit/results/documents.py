@@ -50,10 +50,8 @@ class Document(BaseModel):
         except FileNotFoundError:
             return None
         except ValidationError as error:
-            raise UserError(
-                f"{path} was not written by this version of {cls.command}; move it away, or choose another output "
-                "folder"
-            ) from error
+            remedy = "move it away, or choose another output folder"
+            raise UserError(f"{path} was not written by this version of {cls.command}; {remedy}") from error
 
     def write(self, path: Path) -> None:
         """Write the file in one move, and create its folder if needed."""

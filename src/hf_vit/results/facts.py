@@ -74,6 +74,12 @@ class Record(BaseModel):
 _RECORDS = TypeAdapter(list[Record])
 
 
+def describe_invalid_field(error: ValidationError) -> str:
+    """Return the first field that is not valid and why: "0.kind: Input should be a valid string"."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
 class Facts(BaseModel):
     """All records of one model folder, oldest first."""
 
@@ -93,11 +99,7 @@ class Facts(BaseModel):
         except FileNotFoundError:
             return cls()
         except ValueError as error:
-            reason = "not UTF-8 text"
-            if isinstance(error, ValidationError):
-                first_error = error.errors()[0]
-                location = ".".join(map(str, first_error["loc"]))
-                reason = f"{location}: {first_error['msg']}" if location else first_error["msg"]
+            reason = describe_invalid_field(error) if isinstance(error, ValidationError) else "not UTF-8 text"
             name = Path(path.parent.name) / path.name
             raise UserError(
                 f"{name} is damaged ({reason}); restore it from a backup, or move it away to start a new one"
