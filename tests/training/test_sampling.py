@@ -14,6 +14,7 @@ from hf_vit import UserError
 from hf_vit.data import AugmentationConfig, ImageCollator, TransformedImages, load_data, make_processor
 from hf_vit.data.batches import TransformedStream
 from hf_vit.data.transforms import TrainTransform
+from hf_vit.results.facts import Facts
 from hf_vit.training.trainer.sampling import (
     EpochBatches,
     EpochSampler,
@@ -315,8 +316,10 @@ def test_a_process_without_images_says_so(tmp_path):
 def test_a_classifier_learns_fractals_that_are_made_meanwhile(command, tmp_path):
     code, out, err = command(
         *("finetune", "Ti/8", "--data", "fractals:classes=2,images=8,size=16", "--image-size", "16", "--streaming"),
-        *("--epochs", "2", "--evaluations", "1", "--batch-size", "8", "--output", tmp_path / "out", "--device", "cpu"),
+        *("--epochs", "2", "--evaluations", "1", "--batch-size", "12", "--output", tmp_path / "out", "--device", "cpu"),
     )
     assert code == 0, err
     assert "on fractals:classes=2,images=8,seed=0: 16 images of 2 classes, recipe default-small, 4 steps" in out
     assert (tmp_path / "out" / "model.safetensors").is_file()
+    (record,) = Facts.load(tmp_path / "out").filter_kind("training")
+    assert record.values["images_seen"] == 4 * 12, "the batches of a stream go on over the end of an epoch"

@@ -778,15 +778,14 @@ def collect_run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
 
 
 def _count_images_seen(run: Run, steps: int) -> int:
-    """Return how many images the steps processed, where the last batch of an epoch may be smaller than others."""
+    """Return how many images the steps processed: the last batch of an epoch of a table may be smaller than others."""
     batch = run.recipe.batch_size
     images = run.data.num_examples("train")
-    unlabeled_ratio = run.task.get("unlabelled_ratio", 0)
-    has_full_batches = unlabeled_ratio or run.task.get("objective") == "contrastive"
-    if not images or has_full_batches:
-        return steps * batch * (1 + unlabeled_ratio)
+    copies = 1 + run.task.get("unlabelled_ratio", 0)  # a labeled image has so many unlabeled ones beside it
+    if not images or run.data.readers or run.task.get("objective") == "contrastive":
+        return steps * batch * copies
     epochs, remaining_steps = divmod(steps, math.ceil(images / batch))
-    return epochs * images + remaining_steps * batch
+    return (epochs * images + remaining_steps * batch) * copies
 
 
 def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) -> bool:
