@@ -555,7 +555,8 @@ class ContrastiveOptions:
 
     `hf-vit pretrain --help` explains each field. The momentum rises to 1 along half a cosine. A hidden size of None is
     12 times the encoder's width, but at most 4096. Batch norm uses the images of all processes; with the other norms an
-    image does not depend on others. A frozen patch embedding keeps its initial values, which the paper found stable.
+    image does not depend on others. A frozen patch embedding keeps its initial values, which the paper found stable; a
+    stem of convolutions learns.
     """
 
     temperature: float = _contrast(0.2, "Temperature of the contrastive loss.", above=0)

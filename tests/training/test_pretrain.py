@@ -402,6 +402,8 @@ def test_other_families(model_class, config):
     loss.backward()
     assert loss.isfinite()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.encoder.parameters())
+    patches = model.encoder.embeddings.patch_embeddings
+    assert all(p.requires_grad == hasattr(patches, "stem") for p in patches.parameters()), "only a projection is frozen"
 
 
 def axial_learner():

@@ -88,8 +88,10 @@ class MomentumContrast(nn.Module):
         self.encoder = encoder
         self.projector = build_mlp([width, hidden, hidden, size], norm)
         self.predictor = build_mlp([size, hidden, size], norm)
-        if self.options.freeze_patches and hasattr(encoder, "embeddings"):  # a ResNet has no patch embedding
-            encoder.embeddings.patch_embeddings.requires_grad_(False)
+        patches = getattr(getattr(encoder, "embeddings", None), "patch_embeddings", nn.Module())
+        # A ResNet has none, and the stem of a hybrid learns, as convolutional stems do in the authors' code.
+        if self.options.freeze_patches and not hasattr(patches, "stem"):
+            patches.requires_grad_(False)
         self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.momentum_projector = copy.deepcopy(self.projector).requires_grad_(False)
 
