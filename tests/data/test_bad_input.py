@@ -98,6 +98,8 @@ FOLDERS = {
     "no class folders": (lambda root: write(root, "x.png"), "images such as 'x.png' but no class folders; put the"),
     "split without classes": (lambda root: write(folders(root, "train"), "test/x.png"),
                               "test' holds images such as 'x.png' but no class folders"),
+    "splits without classes": (lambda root: write(root, "train/x.png", "val/x.png"),
+                               "train' holds images such as 'x.png' but no class folders"),
     "split beside another": (lambda root: folders(root, "train", "spare"), "'train' beside 'spare', which is not"),
     "an empty class": (lambda root: write(folders(root), "newt/"), "'.*newt' holds no images; add some, or move"),
     "one image *": (lambda root: folders(folders(root), newt=1), "class 'newt' has 1 image; to cut validation"),

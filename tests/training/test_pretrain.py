@@ -2,6 +2,8 @@
 
 import copy
 import math
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from hf_vit import (
     HfViTModel,
     UserError,
 )
-from hf_vit.data import AugmentationConfig, make_processor
+from hf_vit.data import AugmentationConfig, load_data, make_processor
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune, pretrain
 from hf_vit.training.tasks.momentum_contrast import (
@@ -37,6 +39,7 @@ from hf_vit.training.tasks.momentum_contrast import (
     contrastive_loss,
 )
 from hf_vit.training.tasks.patch_prediction import MaskingCollator, NextPatch, RandomMasking
+from hf_vit.training.tasks.task import load_validation_images
 from hf_vit.training.trainer.distributed import synchronize_batch_norms
 
 OBJECTIVES = ("masked-patch", "next-patch", "contrastive")
@@ -173,6 +176,26 @@ def test_a_checkpoint_may_lose_what_choices_leave_out(train, tmp_path):
     first = train(tmp_path / "first", steps=1, evaluations=1)
     done = train(tmp_path / "grouped", config=str(first.folder), num_hidden_groups=1, steps=1, evaluations=1)
     assert done.model.config.num_hidden_groups == 1
+
+
+@pytest.mark.parametrize("folders", [".", "all", "train val"])
+def test_images_need_no_class_folders(folders, colours, tiny_config, tmp_path):
+    """Images of a validation split are not learnt from."""
+    names, lines = folders.split(), []
+    for number, path in enumerate(sorted(colours.rglob("*.png"))):
+        copied = tmp_path / "images" / names[number % len(names)] / f"{number}.png"
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copied)
+    settings = SHORT | dict(steps=1, evaluations=1, report=lines.append)
+    pretrain(tiny_config(), str(tmp_path / "images"), tmp_path / "out", **settings)
+    assert f"were split off the {60 // len(names)} training images" in "".join(lines)
+
+
+def test_pictures_show_images_of_the_whole_split(colours, tiny_config):
+    data, processor = load_data(str(colours)), make_processor(tiny_config())
+    shown = load_validation_images(SimpleNamespace(data=data, processor=processor), 5)
+    labels = data.splits["validation"]["label"][:]
+    assert (len(labels), [label for _, label in shown]) == (8, [labels[row] for row in (0, 1, 3, 4, 6)])
 
 
 REFUSED = [

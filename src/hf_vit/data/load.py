@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -222,12 +223,9 @@ def load_unlabeled(
     from datasets import Image, concatenate_datasets
 
     source = os.fspath(source)
-    root = to_path(source).expanduser()
-    may_be_folder = source.strip() and not is_builtin(source)  # an empty text would be the current folder
-    paths = list_unlabeled_images(root) if may_be_folder and is_folder(root) else []
+    name, paths = _list_images_below(source)
     if paths:
         table = make_image_table(paths)
-        name = root.resolve().name
         scans = scan_images(table, "unlabelled")
         skipped = 0
     else:
@@ -242,6 +240,37 @@ def load_unlabeled(
     good_rows = rows["unlabelled"]
     table = table.select(good_rows).cast_column("image", Image())
     return UnlabeledImages(name, table, [scans[row] for row in good_rows], skipped + len(bad))
+
+
+def load_images(source: str | os.PathLike[str] | ImageData, **options: Any) -> ImageData:
+    """Load images to learn from without their classes, see `load_data` for the arguments.
+
+    What `load_data` refuses as labeled images may be a folder of images, all of which then have the class "image".
+    """
+    from datasets import ClassLabel
+
+    try:
+        return load_data(source, **options)
+    except UserError:
+        if isinstance(source, ImageData) or options["streaming"]:
+            raise
+        name, paths = _list_images_below(os.fspath(source))
+        if not paths:
+            raise
+    table = make_image_table(paths).add_column(
+        "label", cast(Any, np.zeros(len(paths), np.int64)), feature=ClassLabel(names=["image"])
+    )
+    notes = [f"'{name}' is read without classes, as it has no two class folders"]
+    folder = DataSource("folder", name, folder={"train": {"image": paths}})
+    choices = _Options(None, options["skip_bad_images"], SPLIT_SEED, True, options["keep"])
+    return _log_notes(_load_tables(folder, ImageTables({"train": table}, ["image"], notes), choices))
+
+
+def _list_images_below(source: str) -> tuple[str, list[Path]]:
+    """Return the name of a folder and the images below it, see `list_unlabeled_images`; none if it is no folder."""
+    root = to_path(source).expanduser()
+    may_be_folder = source.strip() and not is_builtin(source)  # an empty text would be the current folder
+    return root.resolve().name, list_unlabeled_images(root) if may_be_folder and is_folder(root) else []
 
 
 def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool, target: Target | None) -> ImageData:

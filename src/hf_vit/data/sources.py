@@ -289,7 +289,8 @@ def _group_by_split_and_class(
             "split; keep only train, validation and test there, and put the class folders into each of them"
         )
     layout: dict[str, dict[str, list[Path]]] = {}
-    prefixes: list[Parts] = sorted({parts[:1] for parts in folders}) if split_folders else [()]
+    tops: list[Parts] = sorted({parts[:1] for parts in folders})
+    prefixes = tops if split_folders or (len(tops) > 1 and not others) else [()]  # "train" alone may be a class
     for prefix in prefixes:
         folder_name = "/".join((source.rstrip("/"), *prefix))
         images_below = [parts for parts in images if parts[: len(prefix)] == prefix]

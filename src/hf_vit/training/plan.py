@@ -110,10 +110,11 @@ class Run(Job, Start):
         height, width = as_pair(self.config.image_size)
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         images = self.data.num_examples("train")
+        classes = f" of {len(self.data.label_names)} classes" if len(self.data.label_names) > 1 else ""
         teacher = f", teacher {self.task['teacher']}" if "teacher" in self.task else ""
         return (
             f"{self.source.name} ({parameters:,} parameters, {height}x{width} px{teacher}) on {self.data.name}: "
-            f"{'a stream' if images is None else f'{images:,} images'} of {len(self.data.label_names)} classes, "
+            f"{'a stream' if images is None else f'{images:,} images'}{classes}, "
             f"recipe {self.recipe.name}, {self.steps:,} steps of {self.recipe.batch_size} images in "
             f"{'bf16' if self.bf16 else 'fp32'}"
         )

@@ -29,10 +29,10 @@ from transformers.trainer_callback import TrainerState
 
 from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.data import AugmentationConfig, check_images, load_data
-from hf_vit.data.annotations import Target
 from hf_vit.data.augmentation import open_policy
 from hf_vit.data.fingerprints import describe_changes
 from hf_vit.data.labels import summarize_names
+from hf_vit.data.load import load_images
 from hf_vit.data.overview import note_imbalance
 from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import DivergedError, UserError, explain_refusal, is_out_of_memory
@@ -109,7 +109,7 @@ def run_job(task: Task[Result], job: Job, report: ReportLine, train: TrainJob) -
             start = None
             if not (options.resume and is_finished(output)):
                 check_output(output, options.resume)
-                start = open_start(job, report, multi_label=task.multi_label, target=task.target)
+                start = open_start(job, report, task)
         if start is None:
             result = task.recall(output, job.recipe)
             report(f"{output} already holds a finished model, so there is nothing to resume")
@@ -239,7 +239,7 @@ def check_output(output: Path, resume: bool) -> None:
         raise UserError(f"the output folder {output} holds an unfinished run; add --resume, or delete the folder")
 
 
-def open_start(job: Job, report: ReportLine, *, multi_label: bool = False, target: Target = "label") -> Start:
+def open_start(job: Job, report: ReportLine, task: Task[Any] | type[Task[Any]] = Task) -> Start:
     """Find the model, load all three splits, and check every image unless it is streamed."""
     source = find_model(job.model_name)
     if job.recipe.tune == "auto" and not source.has_weights:
@@ -256,15 +256,15 @@ def open_start(job: Job, report: ReportLine, *, multi_label: bool = False, targe
         raise UserError(
             f"--random-crop {crop} is too large for images of {size[0]}x{size[1]} px; choose a value below {min(size)}"
         )
-    images = load_data(
+    images = (load_data if task.has_labels else load_images)(
         job.data_name,
         streaming=options.streaming,
         skip_bad_images=options.skip_bad_images,
         image_size=size,
         image_column=options.image_column,
         label_column=options.label_column,
-        multi_label=multi_label,
-        target=target,
+        multi_label=task.multi_label,
+        target=task.target,
         keep=True,
     )
     images = check_images(images, source.config.patch_stride, options.skip_bad_images)

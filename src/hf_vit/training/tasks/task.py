@@ -434,7 +434,7 @@ def load_validation_images(run: Run, count: int) -> list[tuple[torch.Tensor, int
     """
     split = transform_split(run.data, "validation", eval_transform(run.processor), cache_bytes=0)
     if isinstance(split, TransformedImages):
-        examples = (split[index] for index in range(0, len(split), max(1, len(split) // count)))
+        examples = (split[index] for index in sorted({number * len(split) // count for number in range(count)}))
     else:
         examples = iter(split)
     return [(example["pixel_values"], int(example["label"])) for example in islice(examples, count)]
