@@ -358,6 +358,7 @@ def test_the_learning_curve_shows_the_history(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Figure, "savefig", lambda figure, *given, **options: figures.append(figure))
     assert plot_learning_curve(history, tmp_path / "c.png")
     loss, accuracy = figures[0].axes
+    assert (loss.get_ylabel(), accuracy.get_ylabel()) == ("loss", "accuracy (%)"), "a squared error has no nats"
     drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in loss.lines}
     assert drawn == {"training": [[0.5, 2.0], [1.5, 1.0]], "validation": [[1.0, 1.5], [2.0, 1.2]]}
     assert np.asarray(accuracy.lines[0].get_xydata()).tolist() == [[1.0, 60.0], [2.0, 70.0]]

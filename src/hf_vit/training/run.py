@@ -797,7 +797,7 @@ def plot_learning_curve(log_history: Sequence[Mapping[str, Any]], path: Path) ->
     losses = {"training": list_points("loss"), "validation": list_points("eval_loss")}
     if not any(losses.values()):
         return False
-    panels = [("loss (nats)", losses)]
+    panels = [("loss", losses)]  # in nats for classifiers only
     for key, name in _SCORES.items():
         percentages = [(epoch, 100 * value) for epoch, value in list_points(key)]
         if percentages:
