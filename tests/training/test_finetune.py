@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from PIL import Image
 from scipy.stats import binom
 from transformers import (
@@ -100,6 +101,17 @@ def test_bfloat16_on_a_cpu(
     assert Facts.load(tmp_path / "out").records[0].values["precision"] == "bf16"
     saved = AutoModelForImageClassification.from_pretrained(tmp_path / "out")
     assert (saved.dtype, saved.config._attn_implementation) == (torch.float32, "sdpa")
+
+
+def test_accelerates_configuration_does_not_change_the_precision(
+    tiny_checkpoint, colours, tmp_path, monkeypatch, stop_at
+):
+    """`accelerate launch` passes its own on in a variable."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    used: list[str] = []
+    stop_at(1, lambda: used.append(AcceleratorState().mixed_precision))
+    finetune(tiny_checkpoint, str(colours), tmp_path / "out", steps=1, evaluations=1, precision="fp32", device="cpu")
+    assert used == ["no"]
 
 
 @pytest.mark.parametrize("settings", [{}, {"average_decay": 0.9}, {"tune": "lora"}, {"task": "segmentation"}], ids=str)

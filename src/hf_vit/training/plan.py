@@ -299,6 +299,7 @@ def make_training_arguments(run: Run, **changes: Any) -> TrainingArguments:
         disable_tqdm=False,  # its default depends on the log level
     )
     arguments = TrainingArguments(**(settings | changes))
+    arguments.mixed_precision = "bf16" if run.bf16 else "no"  # whatever accelerate's configuration says
     # Otherwise DataParallel would multiply the batch by the number of visible GPUs.
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # pyright: ignore[reportPrivateUsage]
