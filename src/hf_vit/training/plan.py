@@ -29,6 +29,7 @@ _LARGEST_MICRO_BATCH = 128
 _BF16_FROM_WIDTH = 128
 # Evaluations of fewer images in all are not limited, and a limited one has at least so many of each split.
 _FEW_IMAGES, _LEAST_IMAGES = 10_000, 500
+_MOST_INITIAL = 0.1  # share of the initial weights in an average without a note
 _FLOAT32 = 4  # bytes
 _NOTED_BYTES = 1 << 30  # a smaller step is not worth an estimate
 _FLOATS_PER_CHANNEL = 16  # of every token and block that a backward pass needs, about
@@ -202,14 +203,24 @@ def note_limited_evaluation(run: Run) -> list[str]:
     ]
 
 
-def note_long_warmup(run: Run) -> list[str]:
-    """Return a note if the training ends before its warm-up, as a paper's warm-up does on less data."""
-    if run.recipe.warmup <= run.steps:
-        return []
-    return [
-        f"the warm-up of {run.recipe.warmup:,g} steps is longer than the training of {run.steps:,}, so the learning "
-        "rate never reaches its peak; give a shorter one, such as --warmup 0.1"
-    ]
+def note_short_training(run: Run) -> list[str]:
+    """Return notes if a training is shorter than its warm-up or its average of the weights needs, as a paper's recipe
+    is on less data.
+    """
+    steps, recipe = run.steps, run.recipe
+    notes: list[str] = []
+    if recipe.warmup > steps:
+        notes.append(
+            f"the warm-up of {recipe.warmup:,g} steps is longer than the training of {steps:,}, so the learning rate "
+            "never reaches its peak; give a shorter one, such as --warmup 0.1"
+        )
+    initial_share = (recipe.average_decay or 0.0) ** steps
+    if initial_share > _MOST_INITIAL:
+        notes.append(
+            f"after {steps:,} steps the average of the weights, which is saved, still consists of the initial weights "
+            f"by {initial_share:.0%}; give a smaller decay, such as --average-decay {max(0.0, 1 - 5 / steps):.3g}"
+        )
+    return notes
 
 
 def note_memory(run: Run) -> list[str]:

@@ -59,8 +59,8 @@ from hf_vit.training.plan import (
     limit_evaluation,
     micro_batch_size,
     note_limited_evaluation,
-    note_long_warmup,
     note_memory,
+    note_short_training,
     use_bf16,
 )
 from hf_vit.training.processes import (
@@ -318,7 +318,7 @@ def prepare(task: Task[Any], job: Job, start: Start, report: ReportLine) -> Run:
     require_space(run.output, weights + 3 * (weights + state + task.count_extra_bytes()) + (16 << 20))
     record_run(run)
     report(task.describe(run))
-    for note in (*note_long_warmup(run), *note_limited_evaluation(run), *note_memory(run)):
+    for note in (*note_short_training(run), *note_limited_evaluation(run), *note_memory(run)):
         report(f"note: {note}")
     return run
 
