@@ -27,7 +27,7 @@ UNLABELED = "Self-training on unlabeled images (docs/training.md)"
 CONTRAST = "Momentum contrast"
 
 # Destination of the Trainer's log -> packages, one of which must be installed.
-REPORTERS = {"none": (), "tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
+REPORTERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
 # The forms of timm's policies.
 POLICY = r"3a|rand(-(m\d+|n\d+|p\d*\.?\d+|mstd\d*\.?\d+|mmax\d+|inc[01]))*|(original|originalr|v0|v0r)(-mstd\d*\.?\d+)?"
 
@@ -358,13 +358,16 @@ class FinetuneOptions:
         typed=str,
     )
     micro_batch_size: int | None = setting(
-        None, "Images per forward pass; gradients are accumulated exactly. Default: at most 128."
+        None, "Images per forward pass; gradients are accumulated exactly. Default: at most 128.", above=0
     )
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto", "fp32, bf16 (weights stay float32) or auto: bf16 where it is faster."
     )
     seed: int = setting(
-        0, "Random seed for weight initialization, data order, augmentation, masks and dropout.", at_least=0
+        0,
+        "Random seed for weight initialization, data order, augmentation, masks and dropout.",
+        at_least=0,
+        below=2**32,
     )
     num_workers: int = setting(0, "Number of data loading processes.", at_least=0)
     streaming: bool = _run(False, "Read images as they are needed instead of loading the data set first.")
@@ -382,8 +385,12 @@ class FinetuneOptions:
         "Column with the classes, masks or objects; for multi-label data several columns of 0 and 1, such as cat,dog.",
     )
     device: str | None = setting(None, "torch device, such as cpu or cuda:1. Default: a GPU if there is one.")
-    process_timeout: int = _run(1800, "Seconds to wait for the other processes of a distributed run before it stops.")
-    report_to: str = _run("none", "Log metrics to tensorboard (in OUTPUT/runs), wandb or trackio as well.")
+    process_timeout: int = _run(
+        1800, "Seconds to wait for the other processes of a distributed run before it stops.", above=0
+    )
+    report_to: Literal["none", "tensorboard", "wandb", "trackio"] = _run(
+        "none", "Log metrics to tensorboard (in OUTPUT/runs), wandb or trackio as well."
+    )
     push: str | None = setting(None, "Repository on the Hub, user/name, to push the finished model to.")
     private: bool = _run(False, "With --push: make the new repository private.")
     license: str | None = _run(
@@ -393,21 +400,8 @@ class FinetuneOptions:
 
     def __post_init__(self) -> None:
         """Raise a UserError for the first value that is out of its range."""
-        if self.micro_batch_size is not None and self.micro_batch_size < 1:
-            raise UserError(
-                f"the micro-batch size is {self.micro_batch_size}, but it must be at least 1; choose a positive "
-                "--micro-batch-size"
-            )
-        if self.process_timeout < 1:
-            raise UserError(
-                f"the process timeout is {self.process_timeout} seconds, but it must be at least 1; choose a "
-                "longer --process-timeout"
-            )
-        if self.precision not in ("auto", "fp32", "bf16"):
-            raise UserError(f"the precision '{self.precision}' is unknown; use --precision auto, fp32 or bf16")
-        if self.report_to not in REPORTERS:
-            raise UserError(f"report_to '{self.report_to}' is unknown; use one of {', '.join(REPORTERS)}")
-        packages = REPORTERS[self.report_to]
+        _check(self)
+        packages = REPORTERS.get(self.report_to)
         if packages and not any(map(importlib.util.find_spec, packages)):
             raise UserError(
                 f"--report-to {self.report_to} needs the package {self.report_to}; install it with pip install "
@@ -417,11 +411,6 @@ class FinetuneOptions:
             raise UserError(
                 f"the image size is {self.image_size[0]}x{self.image_size[1]} px, but both sides must be at least "
                 "1 px; choose a larger --image-size"
-            )
-        if self.num_workers < 0 or self.seed < 0:
-            raise UserError(
-                f"the seed is {self.seed} and the number of workers {self.num_workers}, but neither can be "
-                "negative; choose 0 or more for --seed and --num-workers"
             )
 
 
@@ -649,7 +638,7 @@ def _find_need(field: Field[Any], types: tuple[Any, ...], value: Any) -> str:
     for name, (words, is_within) in _LIMITS.items():
         limit = field.metadata[name]
         if limit is not None and not is_within(number, limit):
-            return f"{words} {limit:g}"
+            return f"{words} {limit}"
     return ""
 
 

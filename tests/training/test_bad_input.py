@@ -54,9 +54,9 @@ def refused(command, tmp_path, colours, monkeypatch):
     [
         (("--learning-rate", "0"), "learning_rate = 0.0: Input should be greater than 0"),
         (("--learning-rate", "nan"), "--learning-rate nan is not a finite number"),
-        (("--micro-batch-size", "0"), "micro-batch size is 0, but it must be at least 1"),
+        (("--micro-batch-size", "0"), "micro_batch_size = 0: Input should be greater than 0"),
         (("--micro-batch-size", "3"), "3 does not divide the batch size 4"),
-        (("--precision", "fp8"), "use --precision auto, fp32 or bf16"),
+        (("--precision", "fp8"), "precision = 'fp8': Input should be 'auto', 'fp32' or 'bf16'"),
         (("--image-size", "x8"), "--image-size 'x8' is not a size"),
         (("--image-size", "0"), "--image-size '0' is not a size"),
         (("--image-size", "2"), "Ti/4 cannot be built with these settings: image_size=2 does not fit patch_size=4"),

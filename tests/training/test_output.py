@@ -328,8 +328,10 @@ def test_the_loss_of_a_step_is_that_of_all_its_micro_batches(make_trainer):
 
 
 def test_whom_to_report_to_is_checked_before_any_work(monkeypatch):
-    with pytest.raises(UserError, match="report_to 'paper' is unknown; use one of none, tensorboard, wandb, trackio"):
+    with pytest.raises(UserError, match="report_to = 'paper': Input should be 'none', 'tensorboard', 'wandb'"):
         FinetuneOptions(report_to="paper")
+    with pytest.raises(UserError, match="seed = 5000000000: Input should be less than 4294967296"):
+        FinetuneOptions(seed=5_000_000_000)
     monkeypatch.setitem(sys.modules, "trackio", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="trackio; install it with pip install trackio"):
