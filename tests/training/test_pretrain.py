@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import distributed
-from training.conftest import same_weights, untimed_log
+from training.conftest import same_weights, untimed_log, write_parquet
 from transformers import AutoImageProcessor, AutoModel, AutoModelForMaskedImageModeling
 
 from hf_vit import (
@@ -26,7 +26,7 @@ from hf_vit import (
     HfViTModel,
     UserError,
 )
-from hf_vit.data import AugmentationConfig, load_data, make_processor
+from hf_vit.data import AugmentationConfig, load_data, make_processor, transform_split
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune, pretrain
 from hf_vit.training.tasks.momentum_contrast import (
@@ -519,6 +519,14 @@ def test_two_views_are_a_function_of_seed_epoch_and_image():
     state = torch.get_rng_state()
     look(other_order, 2)
     assert torch.equal(torch.get_rng_state(), state), "nobody else's numbers are drawn"
+
+
+def test_a_stream_of_views_is_shuffled(colours, tiny_config, tmp_path):
+    """Else a batch of files that are sorted by class would compare images of one class, the same in every epoch."""
+    write_parquet(tmp_path / "colours.parquet", sorted(colours.rglob("*.png")))
+    data, views = load_data(tmp_path / "colours.parquet", streaming=True), TwoViews(make_processor(tiny_config()), None)
+    labels = [[example["label"] for example, _ in transform_split(data, "train", views).examples(0)] for _ in range(2)]
+    assert sorted(labels[0]) != labels[0] == labels[1]
 
 
 def test_one_view_is_refused():
