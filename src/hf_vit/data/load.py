@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -32,11 +31,10 @@ from hf_vit.data.reading import (
 )
 from hf_vit.data.scan_memory import ScanMemory, note_recalled
 from hf_vit.data.scenes import Scenes
-from hf_vit.data.sources import DataSource, is_builtin, list_unlabeled_images, resolve_source
+from hf_vit.data.sources import DataSource, list_unlabeled_images, resolve_source
 from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, list_missing_splits
 from hf_vit.data.tables import ImageTables, find_target, infer_target, note_missing_classes, read_dense
 from hf_vit.errors import UserError
-from hf_vit.repositories.stores import is_folder, to_path
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -223,7 +221,7 @@ def load_unlabeled(
     from datasets import Image, concatenate_datasets
 
     source = os.fspath(source)
-    name, paths = _list_images_below(source)
+    name, paths = list_unlabeled_images(source)
     if paths:
         table = make_image_table(paths)
         scans = scan_images(table, "unlabelled")
@@ -254,7 +252,7 @@ def load_images(source: str | os.PathLike[str] | ImageData, **options: Any) -> I
     except UserError:
         if isinstance(source, ImageData) or options["streaming"]:
             raise
-        name, paths = _list_images_below(os.fspath(source))
+        name, paths = list_unlabeled_images(os.fspath(source))
         if not paths:
             raise
     table = make_image_table(paths).add_column(
@@ -264,13 +262,6 @@ def load_images(source: str | os.PathLike[str] | ImageData, **options: Any) -> I
     folder = DataSource("folder", name, folder={"train": {"image": paths}})
     choices = _Options(None, options["skip_bad_images"], SPLIT_SEED, True, options["keep"])
     return _log_notes(_load_tables(folder, ImageTables({"train": table}, ["image"], notes), choices))
-
-
-def _list_images_below(source: str) -> tuple[str, list[Path]]:
-    """Return the name of a folder and the images below it, see `list_unlabeled_images`; none if it is no folder."""
-    root = to_path(source).expanduser()
-    may_be_folder = source.strip() and not is_builtin(source)  # an empty text would be the current folder
-    return root.resolve().name, list_unlabeled_images(root) if may_be_folder and is_folder(root) else []
 
 
 def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool, target: Target | None) -> ImageData:

@@ -212,24 +212,28 @@ def _has_image_name(parts: Parts) -> bool:
     return is_image(parts[-1])
 
 
-def list_unlabeled_images(root: Path) -> list[Path]:
-    """Return all images below a folder; only those of the training split if the folder has splits.
+def list_unlabeled_images(source: str) -> tuple[str, list[Path]]:
+    """Return the name of a folder and all images below it; only those of the training split if it has splits.
 
-    A folder of tables or lists gives no images, because these list their images themselves.
+    A folder of tables or lists gives no images, because these list their images themselves; nor do other sources.
     """
+    root = to_path(source).expanduser()
+    name = root.resolve().name
+    if not source.strip() or is_builtin(source) or not is_folder(root):  # an empty text would be the current folder
+        return name, []
     dense = _resolve_dense_folder(root, root.name)
     if dense is not None and dense.kind == "masks":
-        return (dense.folder.get("train") or next(iter(dense.folder.values())))["images"]
+        return name, (dense.folder.get("train") or next(iter(dense.folder.values())))["images"]
     files, _ = walk(root)
     if _find_data_files(files):
-        return []
+        return name, []
     images = list(filter(_has_image_name, files))
     splits_of_folders = {parts[0]: split_name(parts[0]) for parts in images if len(parts) > 1}
     split_names = set(filter(None, splits_of_folders.values()))
     # A folder "train" beside "bus" and "car" is a class.
     if len(split_names) > 1 or (split_names and all(splits_of_folders.values())):
         images = [parts for parts in images if split_name(parts[0]) == "train"]
-    return [root.joinpath(*parts) for parts in images]
+    return name, [root.joinpath(*parts) for parts in images]
 
 
 def _find_data_files(files: list[Parts]) -> tuple[Kind, list[Parts]] | None:

@@ -398,11 +398,7 @@ def _run_trials(
     options = jobs[0].options
     precision = "bf16" if use_bf16(options, cast(HfViTBaseConfig, start.source.config)) else "fp32"
     jobs = [replace(job, options=replace(options, resume=True, precision=precision)) for job in jobs]
-    yield from run_independent(runner, _run_trial, jobs, task, start, _ignore)
-
-
-def _ignore(line: str) -> None:
-    """Ignore a progress message of another machine."""
+    yield from run_independent(runner, _run_trial, jobs, task, start, lambda line: None)
 
 
 def _run_trial(job: Job, task: Task[Any], start: Start, report_line: ReportLine) -> dict[str, Any]:

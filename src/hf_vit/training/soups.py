@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from hf_vit.conversion.progress import quiet_transformers
-from hf_vit.data import ImageData, load_data
+from hf_vit.data import load_data
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.registry import ProtocolRun
@@ -123,7 +123,12 @@ def make_soup(
         images = None if data is None else load_data(data, **reading)
 
         def evaluate(model: nn.Module, split: str) -> ProtocolRun | None:
-            return None if images is None else _evaluate(replace(loaded[0], model=model), images, split, batch_size)
+            if images is None:
+                return None
+            judged = keep_own_sizes(replace(loaded[0], model=model))  # images in their own size, if its processor does
+            examination = Examination(judged, images, split, batch_size=batch_size, progress=False)
+            result = top1(examination)
+            return ProtocolRun("top1", result, examination, {}, result.seconds)
 
         def measure_accuracy(model: nn.Module) -> float | None:
             run = evaluate(model, "validation")
@@ -156,13 +161,6 @@ def make_soup(
                 save_protocol(test, folder=folder, command=command, device=device)
             write_card(folder)
     return soup
-
-
-def _evaluate(loaded: LoadedModel, images: ImageData, split: str, batch_size: int) -> ProtocolRun:
-    """Evaluate a model on a split, with images in their own size if its image processor keeps it."""
-    examination = Examination(keep_own_sizes(loaded), images, split, batch_size=batch_size, progress=False)
-    result = top1(examination)
-    return ProtocolRun("top1", result, examination, {}, result.seconds)
 
 
 def _load_classifiers(models: Sequence[str | Path], device: str | None) -> list[LoadedModel]:
