@@ -79,7 +79,7 @@ def finetune(
     ),
     runner: str = opt(
         "local",
-        "Where to run a sweep: local (one rate after another) or ray (all at once; needs pip install 'hf-vit[ray]').",
+        "Where to run a sweep: local (one rate after another) or ray (all at once; needs the extra ray).",
         panel=RUN,
     ),
     address: str | None = opt(

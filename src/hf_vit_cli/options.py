@@ -67,7 +67,7 @@ SHARED: dict[str, tuple[Any, Any]] = {
             "--optimize/--no-optimize",
         ),
     ),
-    "runner": (str, opt("local", "Where to run: local, or ray for a Ray cluster (needs pip install 'hf-vit[ray]').")),
+    "runner": (str, opt("local", "Where to run: local, or ray for a Ray cluster (needs the extra ray).")),
     "address": (
         str | None,
         opt(None, "Address of a running Ray cluster: HOST:PORT, or auto. Default: start Ray on this machine."),

@@ -223,9 +223,9 @@ class Recipe:
     architecture: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     tune: Literal["all", "head", "last-blocks", "lora", "auto"] = setting(
         "all",
-        "Weights to train: all, head, last-blocks (those and the head), lora (arXiv 2106.09685; needs pip install "
-        "'hf-vit[peft]'), or auto, which tries head, lora and all for 30% of the steps, with adamw each at a rate "
-        "of its own unless --learning-rate is given, and takes the best on the validation split.",
+        "Weights to train: all, head, last-blocks (those and the head), lora (arXiv 2106.09685; needs the extra "
+        "peft), or auto, which tries head, lora and all for 30% of the steps, with adamw each at a rate of its own "
+        "unless --learning-rate is given, and takes the best on the validation split.",
     )
     tuned_blocks: int = _weights(2, "With --tune last-blocks: how many of the last blocks are trained.", above=0)
     lora_rank: int = _weights(8, "With --tune lora: rank of the updates of query and value projections.", above=0)

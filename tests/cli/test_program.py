@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import typer
+from rich.text import Text
 
 import hf_vit
 from hf_vit_cli.command import format_command
@@ -87,6 +88,7 @@ def test_help_names_only_options_of_its_own_command():
         known |= {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
         for parameter in command.params:
             text = (getattr(parameter, "help", None) or "").replace("as in --data of ", "")
+            assert Text.from_markup(text).plain == text, "a terminal shows no [words] in brackets"
             assert {*re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)} <= known, (name, parameter.name)
 
 
