@@ -50,8 +50,8 @@ def predict(
 ) -> None:
     """Predict classes, masks or boxes for images.
 
-    Unreadable images are an error, unless --output or --skip-bad-images is given; then they are skipped and reported.
-    With --output alone the exit code is still 1, as the table lacks a row.
+    An unreadable image is an error. With --output its entry states the problem, and the exit code is 1 once the others
+    are written; with --skip-bad-images it is reported, and the exit code is 0.
     """
     values = collect_options(locals(), "as_json")
     from hf_vit.errors import UserError

@@ -49,6 +49,7 @@ def test_jobs_of_other_clusters_run_a_training_that_goes_on():
     """SkyPilot and Kubernetes: the files are YAML, the command is understood, the output outlives the machine."""
     sky = yaml.safe_load((EXAMPLES / "skypilot/finetune.yaml").read_text())
     job = yaml.safe_load((EXAMPLES / "kubernetes/finetune.yaml").read_text())
+    assert (sky["workdir"], sky["setup"]) == (".", "pip install '.[train]'"), "the package is on no index"
     (container,) = job["spec"]["template"]["spec"]["containers"]
     mounts = {"sky": set(sky["file_mounts"]), "job": {each["mountPath"] for each in container["volumeMounts"]}}
     volumes = {each["name"] for each in job["spec"]["template"]["spec"]["volumes"]}

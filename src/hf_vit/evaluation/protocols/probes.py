@@ -155,7 +155,7 @@ class NeighborsResult(SingleTableResult):
         weighted: [S] accuracy if a neighbor with cosine similarity s has exp(s / 0.07) votes.
     """
 
-    title: ClassVar[str] = "Nearest neighbours"
+    title: ClassVar[str] = "Nearest neighbors"
     source: ClassVar[str] = "weighted vote: arXiv 2104.14294, appendix F.1"
     num_images: int
     neighbors: list[int]
@@ -173,11 +173,11 @@ class NeighborsResult(SingleTableResult):
     def table(self) -> Table:
         columns = zip(self.neighbors, self.plain, self.weighted, strict=True)
         rows = [[str(number), percent(plain), percent(weighted)] for number, plain, weighted in columns]
-        return Table(["neighbours", "accuracy", "accuracy, weighted vote"], rows)
+        return Table(["neighbors", "accuracy", "accuracy, weighted vote"], rows)
 
     def draw(self) -> "Figure":
         votes = (("one vote each", self.plain), ("weighted vote", self.weighted))
-        return draw_curves([Line(name, self.neighbors, values) for name, values in votes], "neighbours", log_x=True)
+        return draw_curves([Line(name, self.neighbors, values) for name, values in votes], "neighbors", log_x=True)
 
 
 def nearest_neighbors(

@@ -179,7 +179,7 @@ for _level, _mixup, _magnitude in (
             f"arXiv 2106.10270, sections 3.3 and 3.4, level {_level}, dropout and stochastic depth {_rate:g} "
             "(weight decay .1; the paper's other is .03); rate, loss and level: big_vision's configs of the paper; "
             "timm's RandAugment, which lacks its cutout",
-            f"How to train your ViT: augmentation {_level}, {'with' if _rate else 'without'} regularisation",
+            f"How to train your ViT: augmentation {_level}, {'with' if _rate else 'without'} regularization",
             dict(learning_rate=1e-3, weight_decay=0.1, loss="bce", dropout=_rate, drop_path=_rate),
             dict(warmup=10_000, epochs=300, batch_size=4096),
             dict(mixup_alpha=_mixup, auto_augment=_policy, **_PX_224, **_VIT_CROP),
