@@ -55,6 +55,14 @@ def test_everyone_has_dinov3(name: str):
     assert flops(build(name, shape)) == pytest.approx(flops(build("hf_vit", shape)), rel=0.01)
 
 
+@pytest.mark.parametrize("variant", ["B/16", "g/14"])
+def test_everyone_has_the_width_of_the_variant_s_mlp(variant: str):
+    """That of g is not four times its hidden size."""
+    with torch.device("meta"):
+        built = [build(name, Shape(variant, 28), device="meta") for name in ("hf_vit", "transformers", "timm")]
+    assert len({sum(parameter.numel() for parameter in model.parameters()) for model in built}) == 1
+
+
 def test_optimized_contestants_are_optimized():
     assert not any(isinstance(module, torch.nn.Conv2d) for module in build("hf_vit optimized", SHAPE).modules())
 

@@ -50,7 +50,6 @@ NUM_LABELS = 1000
 # Names of hybrids in timm; its R50+B/16 has a stride of 16 px too.
 _TIMM_HYBRIDS = {"R26+S/32": "vit_small_r26_s32_224", "R50+B/16": "vit_base_r50_s16_384"}
 _TIMM_DINOV3 = {"DINOv3-S/16": "small", "DINOv3-S+/16": "small_plus", "DINOv3-B/16": "base", "DINOv3-L/16": "large"}
-_TIMM_WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
 
 
 @dataclass(frozen=True)
@@ -202,11 +201,9 @@ def _build_timm(shape: Shape) -> nn.Module:
     if variant.startswith("Mixer-"):  # Mixer-B/16
         return timm.create_model(f"{variant.replace('Mixer-', 'mixer_').replace('/', '').lower()}_224", **options)
     config = shape.config()
-    options["patch_size"] = config.patch_size
-    if config.hidden_size not in _TIMM_WIDTHS:  # timm has no name for it
-        sizes = {"embed_dim": config.hidden_size, "depth": config.num_hidden_layers}
-        return timm.models.VisionTransformer(**options, **sizes, num_heads=config.num_attention_heads)  # pyright: ignore
-    return timm.create_model(f"vit_{_TIMM_WIDTHS[config.hidden_size]}_patch16_224", **options)
+    options |= {"patch_size": config.patch_size, "embed_dim": config.hidden_size, "depth": config.num_hidden_layers}
+    options |= {"num_heads": config.num_attention_heads, "mlp_ratio": config.intermediate_size / config.hidden_size}
+    return timm.models.VisionTransformer(**options)  # pyright: ignore - timm has no names for some sizes
 
 
 def _build_vit_pytorch(shape: Shape) -> nn.Module:
