@@ -10,7 +10,7 @@ import pytest
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.cost import forward_flops, measured_run, training_flops
-from hf_vit.results.facts import Record, append_record
+from hf_vit.results.facts import DataFact, Record, append_record
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "num_labels": 4}
 
@@ -90,7 +90,7 @@ def test_contrastive_training_costs_two_views_and_a_second_encoder(tmp_path: Pat
     assert seen is not None
     assert seen.images == 750
     assert seen.error == pytest.approx(0.1)
-    found = measured_run(trained(tmp_path / "model", objective="contrastive", top1=94.0))
+    found = measured_run(trained(tmp_path / "model", objective={"objective": "contrastive"}, top1=94.0))
     assert found is not None
     config = HfViTConfig(image_size=8, patch_size=4, **TINY)
     assert found.training_flops == pytest.approx(2 * (3 + 1) * forward_flops(config) * 800)
@@ -212,7 +212,10 @@ def test_a_scaling_law_of_trained_folders(run, tmp_path: Path) -> None:
     (first / "facts.json").unlink()
     trained(first, steps=100, top1=1 - 0.1 - 0.05)
     other = {"protocol": "objectnet", "top1": 0.01}  # of other images
-    append_record(first, Record(kind="evaluation", command="", date=datetime(2031, 2, 4, tzinfo=UTC), values=other))
+    for values, data in ((other, None), ({"top1": 1}, {"split": "train"}), ({"top1": 0.1}, {"fingerprint": "0"})):
+        data = None if data is None else DataFact(name="others", **data)
+        date = datetime(2031, 2, 4, tzinfo=UTC)
+        append_record(first, Record(kind="evaluation", command="", date=date, values=values, data=data))
     code, out, _ = run("scaling-law", *folders[:4], folders[4] / "facts.json", "--json")
     assert code == 0
     told = json.loads(out)

@@ -15,7 +15,7 @@ from hf_vit.cost.flops import Macs, forward_macs
 from hf_vit.cost.flops import training_flops as count_training
 from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.results.facts import Facts, Record, as_fraction
+from hf_vit.results.facts import DataFact, Facts, Record, as_fraction
 
 # Fraction of the peak rate if nothing was measured. The original trainings reached 0.32 (H/14) and 0.43 (L/16) of a
 # TPUv3 core's 61.5 TFLOP/s, see hf_vit.cost.blog.
@@ -109,8 +109,8 @@ def estimate(
 class MeasuredRun:
     """A finished training: the images of all epochs, and its duration including evaluations and checkpoints.
 
-    `error` is 1 - top-1 accuracy of the last evaluation after it, or None. `training_flops` is 0 for a head trained on
-    cached features, whose backbone did not run.
+    `error` is 1 - top-1 accuracy of the last evaluation after it, of its data if there is one, and not on its training
+    images; None without one. `training_flops` is 0 for a head trained on cached features, whose backbone did not run.
     """
 
     folder: str
@@ -133,15 +133,19 @@ def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
         UserError: facts.json or config.json is damaged, or the number of images is not recorded.
     """
     training: Record | None = None
-    last_accuracy: float | None = None  # of the evaluations after the last training
+    trained_fingerprint: str | None = None
+    accuracies: dict[bool, float] = {}  # of the evaluations after the last training, by whether they are of its data
     for record in Facts.load(folder).records:
+        data = record.data or DataFact(name="unnamed")
         if record.kind == "training":
-            training, last_accuracy = record, None
-        elif record.kind == "evaluation" and record.values.get("protocol", "top1") == "top1":
+            training, trained_fingerprint, accuracies = record, data.fingerprint, {}
+        elif record.kind == "evaluation" and record.values.get("protocol", "top1") == "top1" and data.split != "train":
             accuracy = as_fraction(record.values.get("top1"))
-            last_accuracy = last_accuracy if accuracy is None else accuracy
+            if accuracy is not None:
+                accuracies[data.fingerprint == trained_fingerprint] = accuracy
     if training is None:
         return None
+    accuracy = accuracies.get(True, accuracies.get(False))
     config, task = find_config(folder)
     images = _count_images(training, Path(folder).name)
     return MeasuredRun(
@@ -150,7 +154,7 @@ def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
         training_flops=_count_passes(training.values, config.num_stages) * count_training(config, images, task=task),
         seconds=training.seconds,
         hardware=str(training.hardware["name"]) if "name" in training.hardware else None,
-        error=None if last_accuracy is None else 1 - last_accuracy,
+        error=None if accuracy is None else 1 - accuracy,
     )
 
 
@@ -162,7 +166,8 @@ def _count_passes(values: Mapping[str, Any], depth: int) -> float:
     """
     if values.get("cache_features"):  # the backbone did not run
         return 0
-    if values.get("objective") == "contrastive":
+    objective = values.get("objective")
+    if isinstance(objective, dict) and objective.get("objective") == "contrastive":
         return _CONTRASTIVE
     recipe = values.get("recipe")
     settings: dict[str, Any] = recipe if isinstance(recipe, dict) else {}
