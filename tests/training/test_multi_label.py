@@ -14,6 +14,7 @@ from scipy.special import logit
 from training.conftest import COLOURS
 
 from hf_vit import UserError
+from hf_vit.audit.results import audit_results
 from hf_vit.data import load_data
 from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, compute_multi_label_metrics, pick_thresholds
 from hf_vit.hub.card import render_card
@@ -192,6 +193,12 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
     code, _, err = command("evaluate", tmp_path / "model", "--data", shapes, "--device", "cpu")
     assert code == 1
     assert "evaluate --protocol multi-label" in err
+
+    assert {finding.verdict for finding in audit_results(tmp_path / "model", data=[str(shapes)])} == {"equal"}
+    few = evaluation.model_copy(update={"values": evaluation.values | {"thresholds": {"blue": 0.0}}})
+    append_record(tmp_path / "model", few)  # of data without the other classes
+    _, out, _ = command("predict", tmp_path / "model", *one, "--json")
+    assert json.loads(out)[0]["labels"] == ["blue", *(name for name in answer["labels"] if name != "blue")]
 
     for forged in ({"blue": 7, "green": 0.5, "red": 0.5}, [0.5] * 3, None):
         told = evaluation.model_copy(update={"values": evaluation.values | {"thresholds": forged}})

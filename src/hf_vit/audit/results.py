@@ -303,7 +303,7 @@ class DataFinder:
         options: dict[str, Any] = {"streaming": streaming, "target": target, "image_size": self.image_size}
         if key not in self._loaded:
             try:  # the fingerprint covers only readable images
-                self._loaded[key] = load_data(name, skip_bad_images=True, **options)
+                self._loaded[key] = load_data(name, skip_bad_images=True, multi_label=True, **options)
             except UserError as error:
                 self._loaded[key] = error
         return self._loaded[key]

@@ -352,17 +352,19 @@ def _make_row(prediction: Prediction, columns: Sequence[str]) -> dict[str, objec
 
 
 def _load_thresholds(loaded: LoadedModel, names: Sequence[str]) -> dict[str, float] | None:
-    """Return the thresholds of a multi-label model: the last ones in facts.json, else 0.5; None for other models."""
+    """Return the thresholds of a multi-label model: of each class the last in facts.json, else 0.5.
+
+    The last data that were evaluated may lack classes. None for other models.
+    """
     if get_problem_type(loaded.model) != "multi_label_classification":
         return None
-    records = Facts.load(loaded.folder).records if loaded.folder is not None else []
-    measurements = [record.values for record in records if "mean_average_precision" in record.values]
-    if not measurements:
-        return dict.fromkeys(names, 0.5)
-    recorded_thresholds: Any = measurements[-1].get("thresholds")
+    recorded_thresholds: dict[str, Any] = dict.fromkeys(names, 0.5)
+    for record in Facts.load(loaded.folder).records if loaded.folder is not None else ():
+        measured = record.values.get("thresholds")
+        recorded_thresholds |= measured if isinstance(measured, dict) else {}  # a list for other protocols
     thresholds: dict[str, float] = {}
     for name in names:
-        threshold = as_fraction(recorded_thresholds.get(name)) if isinstance(recorded_thresholds, dict) else None
+        threshold = as_fraction(recorded_thresholds[name])
         if threshold is None:
             raise UserError(
                 f"facts.json has no threshold for the class {name}; measure it with hf-vit evaluate "
