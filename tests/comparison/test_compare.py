@@ -124,6 +124,9 @@ def test_speed_is_kept_for_the_same_models_in_the_same_order(saved, data, tmp_pa
     first = run(saved, data, tmp_path, "resnet", "igpt", settings=settings, probe=True)
     again = run(saved, data, tmp_path, "resnet", "igpt", settings=settings, probe=True)
     assert again.speed == first.speed
+    path = tmp_path / "speed.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"threads": 4096, "others_load": 7777}))
+    assert run(saved, data, tmp_path, "resnet", "igpt", settings=settings, probe=True).speed.others_load < 7777
     turned = run(saved, data, tmp_path, "igpt", "resnet", settings=settings, probe=True)
     assert turned.measured == []
     assert list(turned.speed.rows) == ["igpt", "resnet"]
@@ -437,6 +440,7 @@ def test_timm_by_folder_and_by_file(saved, data):
     sources = [str(folder), f"timm:test_efficientnet@{folder / 'model.safetensors'}"]
     pixel_values = torch.rand(2, 3, zoo.SIDE, zoo.SIDE)
     by_folder, by_file = load_models(sources)
+    assert by_file.name == "timm:test_efficientnet@model.safetensors", "without folders, which results do not keep"
     with torch.no_grad():
         assert torch.equal(by_folder.model(pixel_values), by_file.model(pixel_values))
     with pytest.raises(UserError, match="has no class names; give a classifier that has them; or add --probe"):

@@ -526,11 +526,13 @@ def save_comparison(
 def _measure_speed(
     run: Comparison, path: Path, settings: ComparisonSettings, report: Callable[[str], None]
 ) -> SpeedResult:
-    """Return the stored speed of the same models in the same order, or measure it."""
+    """Return the stored speed of the same models in the same order on this machine, or measure it."""
     models = [result.inputs.model for result in run.results]
+    hardware = read_hardware(str(run.subjects[0].device))
+    inputs: Any = dict(models=models, batch_size=settings.speed_batch_size, turns=settings.speed_turns)
+    inputs |= dict(threads=torch.get_num_threads(), hardware=hardware)
     stored_result = SpeedResult.read(path)
-    inputs = (models, settings.speed_batch_size, settings.speed_turns)
-    if stored_result is not None and (stored_result.models, stored_result.batch_size, stored_result.turns) == inputs:
+    if stored_result is not None and all(getattr(stored_result, name) == value for name, value in inputs.items()):
         report("speed: already measured, using the stored result")
         return stored_result
     samples = {
@@ -542,11 +544,7 @@ def _measure_speed(
     }
     speeds, load = measure_forwards(classifiers, samples, settings.speed_turns)
     result = SpeedResult(
-        models=models,
-        batch_size=settings.speed_batch_size,
-        turns=settings.speed_turns,
-        threads=torch.get_num_threads(),
-        hardware=read_hardware(str(run.subjects[0].device)),
+        **inputs,
         others_load=round(load, 2),
         quiet=load <= BUSY,
         rows={name: ModelSpeed.from_speed(speed) for name, speed in speeds.items()},

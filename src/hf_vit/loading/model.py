@@ -392,9 +392,11 @@ def load_models(sources: Sequence[Any], device: str | None = None) -> list[Loade
     for source, model in zip(sources, models, strict=True):
         if isinstance(source, tuple | LoadedModel):
             paths.append((model.name,))
-        else:  # a source that is not a path counts as one part
+        else:  # a source that is not a path counts as one part, except the file of timm:NAME@FILE
             path = model.folder or Path(str(source).removeprefix(TIMM)).expanduser()
-            paths.append(path.resolve().parts if path.exists() else (str(source),))
+            folders = Path(str(source).partition("@")[2]).parts[:-1]
+            named = (*folders, model.name) if folders else (str(source),)
+            paths.append(path.resolve().parts if path.exists() else named)
     duplicates = sorted({parts[-1] for parts in paths if paths.count(parts) > 1})
     if duplicates:
         raise UserError(f"{duplicates[0]} was given twice; give every model once")
