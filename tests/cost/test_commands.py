@@ -117,6 +117,13 @@ def test_frozen_weights_cost_no_gradients(recipe: dict[str, Any], forwards: int,
     assert found.training_flops == pytest.approx(forwards * forward_flops(config) * 800)
 
 
+def test_the_page_shows_the_memory_that_is_printed(run) -> None:
+    page = (Path(__file__).parents[2] / "docs/cost.md").read_text()
+    line, shown = page.split("$ hf-vit ", 1)[1].split("\n```", 1)[0].split("\n", 1)
+    code, out, _ = run(*line.split())
+    assert (code, [row.rstrip() for row in out.splitlines()]) == (0, shown.splitlines())
+
+
 def test_published_prices(run) -> None:
     for mode, shown in (
         ("blog", ("$40,718", "6.08", "111.8 days", "assumption 5")),
