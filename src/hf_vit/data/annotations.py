@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Target = Literal["label", "mask", "objects"]
+# What a split needs, for messages.
+LABELED = {"mask": "pixels of any class", "objects": "objects besides crowds (iscrowd 1)"}
 # Mask value of pixels that losses and metrics ignore, as in transformers and torchvision.
 IGNORED = 255
 
@@ -27,7 +29,7 @@ class Annotation:
 
     Attributes:
         digest: SHA-256 of the content, independent of the storage format.
-        amounts: class number -> number of its pixels (mask) or objects.
+        amounts: class number -> number of its pixels (mask), or of its objects without crowds.
     """
 
     digest: str
@@ -68,7 +70,8 @@ def summarize_objects(objects: Mapping[str, Sequence[Any]], masks: Sequence[byte
     fields = zip(objects["bbox"], objects["category"], objects["iscrowd"], digests, strict=True)
     lines = [json.dumps([list(map(float, box)), int(label), int(crowd), mask]) for box, label, crowd, mask in fields]
     digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()  # sorted, as their order does not matter
-    return Annotation(digest, dict(Counter(map(int, objects["category"]))))
+    pairs = zip(objects["category"], objects["iscrowd"], strict=True)
+    return Annotation(digest, dict(Counter(label for label, is_crowd in pairs if not is_crowd)))
 
 
 def find_tight_box(mask: "NDArray[np.bool_]") -> list[float]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from hf_vit.data.annotations import Target, encode_mask, summarize_mask, summarize_objects
+from hf_vit.data.annotations import LABELED, Target, encode_mask, summarize_mask, summarize_objects
 from hf_vit.data.files import FileNames
 from hf_vit.data.images import ImageScan, describe_image_problem
 from hf_vit.data.labels import normalize_label, normalize_name, summarize_names
@@ -87,8 +87,7 @@ class ImageTables:
             self.label_names = [str(number) for number in range(highest + 1)]
             self.notes.append(f"the data has no class names, so the classes are named 0 to {highest}")
         if not classes.get("train", {0}):
-            annotations = "objects" if self.target == "objects" else "pixels of any class"
-            raise UserError(f"no training image has {annotations}; annotate some of the training images")
+            raise UserError(f"no training image has {LABELED[self.target]}; annotate some of the training images")
         num_turned = sum(scan.is_turned for images in scans.values() for scan in images)
         if num_turned:
             share = "1 image was" if num_turned == 1 else f"{num_turned:,} images were"

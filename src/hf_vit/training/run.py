@@ -29,6 +29,7 @@ from transformers.trainer_callback import TrainerState
 
 from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.data import AugmentationConfig, check_images, load_data
+from hf_vit.data.annotations import LABELED
 from hf_vit.data.augmentation import open_policy
 from hf_vit.data.fingerprints import describe_changes
 from hf_vit.data.labels import summarize_names
@@ -280,10 +281,9 @@ def open_start(job: Job, report: ReportLine, task: Task[Any] | type[Task[Any]] =
             )
         scans = () if images.target == "label" else images.seen[split]
         if scans and not any(scan.annotation and scan.annotation.amounts for scan in scans):
-            annotations = "objects" if images.target == "objects" else "pixels of any class"
             raise UserError(
-                f"no {split} image has {annotations}, so no model could be measured on this split; annotate some of "
-                f"them, or move the split away: {split} images are then cut from the training images"
+                f"no {split} image has {LABELED[images.target]}, so no model could be measured on this split; annotate "
+                f"some of them, or move the split away: {split} images are then cut from the training images"
             )
     return Start(source, images, size)
 
