@@ -119,6 +119,15 @@ def test_boxes_are_not_rounded_to_bfloat16() -> None:
     assert float((found["boxes"].float()[:, None] - inside).abs().amax(-1).amin(-1).max()) < 1e-3
 
 
+@pytest.mark.parametrize("head", ["detr", "deformable-detr"])
+def test_boxes_of_queries_are_not_rounded_to_bfloat16(head: str) -> None:
+    model, _ = build("plain", head)
+    with torch.autocast("cpu", torch.bfloat16):
+        boxes = model.train()(**make_model_inputs(model, batch_for(head))).pred_boxes
+    assert boxes.dtype == torch.float32
+    assert not torch.equal(boxes, boxes.bfloat16().float())
+
+
 @pytest.mark.parametrize("head", ["linear", "detr"])
 def test_there_are_no_features_of_the_whole_image(head: str, tmp_path: Path) -> None:
     model, processor = build("plain", head)

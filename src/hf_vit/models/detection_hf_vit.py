@@ -6,6 +6,7 @@ Sources: Mask R-CNN: arXiv 1703.06870, on a plain backbone as in ViTDet (2203.16
 DETR: 2005.12872; Deformable DETR: 2010.04159.
 """
 
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -237,12 +238,25 @@ def build_detector(config: Any, channels: int) -> Any:
 class HfDetrMixin(HfDenseMixin):
     """Abstract: a DETR whose backbone trains.
 
-    transformers freezes backbones whose stages lack the names of its own ResNet; this undoes it.
+    transformers freezes backbones whose stages lack the names of its own ResNet; this undoes it. Under autocast boxes
+    are computed in the dtype of the weights.
     """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # pyright: ignore[reportCallIssue]
         self.model.backbone.model.requires_grad_(True)  # pyright: ignore[reportAttributeAccessIssue]
+        for name, module in self.named_modules():  # pyright: ignore[reportAttributeAccessIssue]
+            if re.search(r"(bbox_predictor|bbox_embed\.\d+|reference_points)$", name):
+                module.register_forward_hook(_compute_in_dtype_of_weights)
+
+
+def _compute_in_dtype_of_weights(head: nn.Module, inputs: Any, boxes: torch.Tensor) -> torch.Tensor:
+    """Compute boxes again where autocast rounded them; bfloat16 has steps of 1/256 of the image."""
+    dtype = next(head.parameters()).dtype
+    if boxes.dtype == dtype:
+        return boxes
+    with torch.autocast(boxes.device.type, enabled=False):
+        return head.forward(inputs[0].to(dtype))
 
 
 @strict
