@@ -348,7 +348,10 @@ def test_a_finished_folder(tmp_path: Path, task: str, head: str) -> None:
         assert torch.equal(value, result.model.state_dict()[name].cpu())
 
 
-_DETR = {"encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_queries": 8}
+_DETR: dict[str, Any] = {
+    **{"encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_queries": 8},
+    **find_recipe("detr-coco").architecture,
+}
 _MASK2FORMER = {"encoder_layers": 1, "decoder_layers": 2, "dim_feedforward": 32, "num_queries": 8}
 
 
@@ -367,6 +370,7 @@ def test_heads_of_transformers(tmp_path: Path, task: str, head: str, fields: dic
     assert result.steps == 1
     again = evaluate(str(tmp_path / "out"), DATA, device="cpu", progress=False)
     assert (again.protocol, again.result.values()) == (task, result.test.values())
+    assert Facts.load(tmp_path / "out").records[0].values["recipe"]["architecture"] == fields
 
 
 @pytest.mark.parametrize("head", ["linear", "upernet"])  # the feature pyramid of the second learns

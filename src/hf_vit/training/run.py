@@ -744,7 +744,7 @@ def collect_run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
         "image_size": run.config.image_size,
         "dropout": getattr(run.config, "hidden_dropout_prob", None),  # ResNets have none
         "drop_path": getattr(run.config, "drop_path_rate", None),
-        "architecture": {name: getattr(run.config, name, None) for name in run.recipe.architecture},
+        "architecture": {name: getattr(result.model.config, name, None) for name in run.recipe.architecture},
     }
     losses = [entry["loss"] for entry in result.history if "loss" in entry]
     values: dict[str, Any] = {

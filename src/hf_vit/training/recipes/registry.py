@@ -391,7 +391,8 @@ for _task, _target, _evaluations in (("segmentation", "masks", 10), ("detection"
     )
 # mmsegmentation's: a factor of .5 to 2, a crop, a flip, contrast and saturation within a half.
 _ADE20K = dict(image_size=(512, 512), scale_jitter=(0.5, 2.0), horizontal_flip=0.5, color_jitter=0.5)
-_COCO = dict(scale_jitter=(0.6, 1.0), horizontal_flip=0.5)
+# The codes of both DETRs train every decoder layer; by transformers' default only the last one gets a loss.
+_COCO: dict[str, Any] = dict(scale_jitter=(0.6, 1.0), horizontal_flip=0.5, architecture={"auxiliary_loss": True})
 _COOLS_DOWN = dict(schedule="warmup_stable_decay")
 _add_recipe(
     "segmenter-ade20k",
