@@ -256,11 +256,8 @@ class ImageScan:
         return None if self.pixels is None else Image.frombuffer("RGB", (self.width, self.height), self.pixels)
 
     def stored_pixels(self) -> "torch.Tensor":
-        """Return a copy of the kept pixels, uint8 [3, height, width]."""
-        import torch
-
-        pixels = np.frombuffer(self.pixels or b"", np.uint8).reshape(self.height, self.width, 3)
-        return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+        """Return the kept pixels, see `view_pixels`."""
+        return view_pixels(self.pixels or b"", self.height, self.width)
 
     def find_problem(self, min_size: tuple[int, int]) -> str | None:
         """Return the problem, which may be a size below `min_size` (height, width) px; None for a good image."""
@@ -281,6 +278,16 @@ def open_image(
     for `draft_side` see `decode_image`.
     """
     return decode_scanned(*hash_image(stored_image or {}, default_name), draft_side)
+
+
+def view_pixels(content: bytes, height: int, width: int) -> "torch.Tensor":
+    """Return uint8 [3, height, width] of the bytes of an RGB image, without a copy; it must not be written to."""
+    import pyarrow
+    import torch
+
+    # NumPy would give torch read-only memory, at which torch warns.
+    values = pyarrow.UInt8Array.from_buffers(pyarrow.uint8(), len(content), [None, pyarrow.py_buffer(content)])
+    return torch.from_dlpack(values).view(height, width, 3).permute(2, 0, 1)
 
 
 def decode_scanned(

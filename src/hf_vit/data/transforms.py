@@ -13,7 +13,7 @@ from PIL import Image
 
 from hf_vit.data.annotations import IGNORED, Target
 from hf_vit.data.augmentation import AugmentationConfig, Augmenter, Seeded, make_random_keys, seeded
-from hf_vit.data.images import decode_image, map_in_threads
+from hf_vit.data.images import decode_image, map_in_threads, view_pixels
 from hf_vit.errors import UserError, get_first_line
 
 if TYPE_CHECKING:
@@ -268,8 +268,8 @@ class OwnShapeTrainTransform(TrainTransform):
 
 
 def _to_tensor(image: Image.Image) -> torch.Tensor:
-    """Return a copy of an RGB image, uint8 [3, H, W]."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    """Return an RGB image as uint8 [3, H, W], which must not be written to."""
+    return view_pixels(image.tobytes(), image.height, image.width)
 
 
 def eval_transform(processor: "BaseImageProcessor") -> EvalTransform:
@@ -555,7 +555,7 @@ class DenseTrainTransform(_RandomTransform):
         from hf_vit.data.mask_features import CenteredMask
 
         images = map_in_threads(decode_image, rows["image"])
-        pixels = [Pixels(torch.from_numpy(np.array(image)).permute(2, 0, 1)) for image in images]
+        pixels = [Pixels(_to_tensor(image)) for image in images]
         if self.target == "mask":
             labels = [CenteredMask(torch.from_numpy(np.array(mask))) for mask in rows["mask"]]
             return [{"pixels": image, "labels": mask} for image, mask in zip(pixels, labels, strict=True)]
