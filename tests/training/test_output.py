@@ -1,6 +1,7 @@
 """The output folder: one run at a time, resumed whatever stops it, finished when it is; its log, curve and speed."""
 
 import json
+import multiprocessing
 import os
 import pkgutil
 import re
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -209,13 +211,21 @@ def test_an_interrupt_before_the_run_is_entered(command, colours, tmp_path, monk
     assert not (tmp_path / "out").exists()
 
 
-def test_sigterm_writes_a_checkpoint_to_go_on_from(train, done, tmp_path, stop_at, monkeypatch):
-    """At step 3, where none was due; the handler is given back."""
+@pytest.mark.parametrize("workers", [0, 1])
+def test_sigterm_writes_a_checkpoint_to_go_on_from(workers, train, done, tmp_path, stop_at, monkeypatch):
+    """At step 3, where none was due; the handler is given back. Schedulers send it to the workers too."""
     before = signal.getsignal(signal.SIGTERM)
+
+    def terminate():
+        processes = [*(worker.pid for worker in multiprocessing.active_children()), os.getpid()]
+        assert len(processes) == 1 + workers
+        subprocess.run(["sh", "-c", f"kill {' '.join(map(str, processes))}"], check=True)  # not by a worker's parent
+        time.sleep(0.2)  # until a worker is seen to be gone
+
     with monkeypatch.context():
-        stop_at(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        stop_at(3, terminate)
         with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "out")
+            train(tmp_path / "out", num_workers=workers)
     assert signal.getsignal(signal.SIGTERM) == before
     assert is_complete(tmp_path / "out" / "checkpoints" / "checkpoint-3")
     told = []

@@ -44,6 +44,7 @@ from hf_vit.training.trainer.sampling import (
     SeededStream,
     derive_seed,
     make_stream_loader,
+    outlive_first_sigterm,
     return_unchanged,
 )
 from hf_vit.training.trainer.sharing import check_trainer, share_training
@@ -201,6 +202,7 @@ class HfViTTrainer(Trainer):
         seed = args.seed if args.data_seed is None else args.data_seed
         options: dict[str, Any] = {
             "num_workers": workers,
+            "worker_init_fn": outlive_first_sigterm,
             "persistent_workers": workers > 0,
             "prefetch_factor": args.dataloader_prefetch_factor,
             "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
@@ -233,7 +235,9 @@ class HfViTTrainer(Trainer):
         drops_last = self.args.dataloader_drop_last
         self.args.dataloader_drop_last = False
         try:
-            return super().get_eval_dataloader(eval_dataset)
+            loader = super().get_eval_dataloader(eval_dataset)
+            loader.worker_init_fn = outlive_first_sigterm
+            return loader
         finally:
             self.args.dataloader_drop_last = drops_last
 

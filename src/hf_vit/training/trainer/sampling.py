@@ -7,6 +7,7 @@ for every process.
 
 import hashlib
 import random
+import signal
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -154,6 +155,11 @@ class SeededDataset(Dataset[Any]):
             self.dataset.set_epoch(pass_number)
         fetch = getattr(self.dataset, "__getitems__", None)
         return fetch(indices) if fetch is not None else [self.dataset[index] for index in indices]
+
+
+def outlive_first_sigterm(worker: int) -> None:
+    """Ignore the first SIGTERM in a loader's worker: schedulers signal all processes, but the step has to end."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def return_unchanged(batch: object) -> object:
