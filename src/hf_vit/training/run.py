@@ -746,8 +746,8 @@ def collect_run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
         "drop_path": getattr(run.config, "drop_path_rate", None),
         "architecture": {name: getattr(result.model.config, name, None) for name in run.recipe.architecture},
     }
-    losses = [entry["loss"] for entry in result.history if "loss" in entry]
-    values: dict[str, Any] = {
+    has_weights = run.source.has_weights
+    values = {
         "recipe": run.recipe.settings() | model_values,
         "steps": result.steps,
         "planned_steps": run.steps,
@@ -757,24 +757,20 @@ def collect_run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
         "precision": "bf16" if run.bf16 else "fp32",
         "images_seen": images_seen,
         "images_per_second": round(images_seen / result.seconds, 2) if result.seconds else None,
+        # The base name alone of a local path, which the card would take for a model of the Hub.
+        "base_model" if has_weights else "variant": get_source_name(run.source),
     }
-    if losses:
-        values["training_loss"] = losses[-1]
-    # The base name alone of a local path, which the card would take for a model of the Hub.
-    values["base_model" if run.source.has_weights else "variant"] = get_source_name(run.source)
-    if run.bf16:  # the test split is evaluated in the precision of the saved weights
-        values["validation_precision"] = "bf16"
-    license = find_license(run.source.name) if run.source.has_weights else None
-    if license:
-        values["base_license"] = license
-    if run.source.has_weights and run.source.family is None:
-        values["origin"] = run.source.plan.origin
-    for name in ("streaming", "cache_features"):
-        if getattr(run.options, name):
-            values[name] = True
-    if run.data.skipped:
-        values["skipped_images"] = len(run.data.skipped)
-    return values
+    others = {
+        "training_loss": next((entry["loss"] for entry in reversed(result.history) if "loss" in entry), None),
+        # The test split is evaluated in the precision of the saved weights.
+        "validation_precision": "bf16" if run.bf16 else None,
+        "base_license": (find_license(run.source.name) if has_weights else None) or None,
+        "origin": run.source.plan.origin if has_weights and run.source.family is None else None,
+        "streaming": run.options.streaming or None,
+        "cache_features": run.options.cache_features or None,
+        "skipped_images": len(run.data.skipped) or None,
+    }
+    return values | {name: value for name, value in others.items() if value is not None}
 
 
 def _count_images_seen(run: Run, steps: int) -> int:

@@ -197,16 +197,15 @@ def draw_predictions(
     and prediction.
     """
     colors = [_to_colors(values, config) for values in (images, predictions)]
-    rows = {"image": colors[0], "prediction": colors[1]}
-    if masked is not None:
+    rows = {"image": colors[0]}
+    if masked is None:
+        rows["prediction"] = colors[1]
+    else:
         grid = config.grid_of(*images.shape[2:])
         true_patches, predicted_patches = (cut_patches(values, config.patch_stride) for values in colors)
         is_masked = masked[:, :, None, None, None]
-        rows = {
-            "image": colors[0],
-            "not corrupted": join_patches(torch.where(is_masked, 0.5, true_patches), grid),
-            "predicted": join_patches(torch.where(is_masked, predicted_patches, true_patches), grid),
-        }
+        rows["not corrupted"] = join_patches(torch.where(is_masked, 0.5, true_patches), grid)
+        rows["predicted"] = join_patches(torch.where(is_masked, predicted_patches, true_patches), grid)
     figure = make_figure(1.4 * len(images) + 0.6, 1.5 * len(rows))
     axes_grid = figure.subplots(len(rows), len(images), squeeze=False)
     for (name, values), axes_row in zip(rows.items(), axes_grid, strict=True):

@@ -464,7 +464,5 @@ class Views:
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return every view of the images of a batch, and their labels."""
-        batches = [view(batch) for view in self.views]
-        pixel_values = [batch_of_view["pixel_values"] for batch_of_view in batches]
-        stacked_views = [torch.stack(views_of_one) for views_of_one in zip(*pixel_values, strict=True)]
-        return {"pixel_values": stacked_views, "label": batches[0]["label"]}
+        views = zip(*(view(batch)["pixel_values"] for view in self.views), strict=True)
+        return {"pixel_values": [torch.stack(views_of_one) for views_of_one in views], "label": list(batch["label"])}
