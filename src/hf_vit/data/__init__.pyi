@@ -9,7 +9,7 @@ from .batches import (
 )
 from .image_data import ImageData, check_images
 from .images import to_rgb
-from .load import load_data
+from .load import load_data, load_images
 from .tiles import Tiles
 from .transforms import (
     DenseEvalTransform,
@@ -37,6 +37,7 @@ __all__ = [
     "eval_transform",
     "image_transforms",
     "load_data",
+    "load_images",
     "make_processor",
     "to_rgb",
     "train_transform",

@@ -241,16 +241,17 @@ def load_unlabeled(
 
 
 def load_images(source: str | os.PathLike[str] | ImageData, **options: Any) -> ImageData:
-    """Load images to learn from without their classes, see `load_data` for the arguments.
+    """Load images to learn from without their classes: what `load_data` takes, or a folder of images.
 
-    What `load_data` refuses as labeled images may be a folder of images, all of which then have the class "image".
+    The images of a folder without class folders all have the class "image". Arguments and errors are those of
+    `load_data`.
     """
     from datasets import ClassLabel
 
     try:
         return load_data(source, **options)
     except UserError:
-        if isinstance(source, ImageData) or options["streaming"]:
+        if isinstance(source, ImageData) or options.get("streaming"):
             raise
         name, paths = list_unlabeled_images(os.fspath(source))
         if not paths:
@@ -260,7 +261,7 @@ def load_images(source: str | os.PathLike[str] | ImageData, **options: Any) -> I
     )
     notes = [f"'{name}' is read without classes, as it has no two class folders"]
     folder = DataSource("folder", name, folder={"train": {"image": paths}})
-    choices = _Options(None, options["skip_bad_images"], SPLIT_SEED, True, options["keep"])
+    choices = _Options(None, options.get("skip_bad_images", False), SPLIT_SEED, True, options.get("keep", False))
     return _log_notes(_load_tables(folder, ImageTables({"train": table}, ["image"], notes), choices))
 
 

@@ -28,12 +28,11 @@ from transformers import set_seed
 from transformers.trainer_callback import TrainerState
 
 from hf_vit.conversion.progress import quiet_transformers
-from hf_vit.data import AugmentationConfig, check_images, load_data
+from hf_vit.data import AugmentationConfig, check_images, load_data, load_images
 from hf_vit.data.annotations import LABELED
 from hf_vit.data.augmentation import open_policy
 from hf_vit.data.fingerprints import describe_changes
 from hf_vit.data.labels import summarize_names
-from hf_vit.data.load import load_images
 from hf_vit.data.overview import note_imbalance
 from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import DivergedError, UserError, explain_refusal, is_out_of_memory
