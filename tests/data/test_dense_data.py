@@ -304,6 +304,9 @@ def test_without_ade20ks_list_values_are_classes(ade, tmp_path, named):
     assert data.label_names == (names if named else ["0", "1", "2", "3"])
     assert (np.array(data.splits["validation"][0]["mask"]) == mask(50)).all()
     assert ("the data has no class names, so the classes are named 0 to 3" in data.notes) == (named is None)
+    if named is not None:
+        (ade / named).write_text(text[named].replace("sky", "wall"))
+        refuses(ade, "mask", f"two classes of '{ade.name}' are named 'wall'; give them different names")
     flat = tmp_path / "flat"
     flat.mkdir()
     (ade / "images" / "training").rename(flat / "images")

@@ -5,12 +5,13 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hf_vit.data.images import ImageScan, shorten_path
+from hf_vit.data.images import ImageScan, hash_image, shorten_path
 from hf_vit.data.labels import list_classes, list_column
 from hf_vit.data.sources import DataSource
 from hf_vit.errors import UserError
@@ -65,12 +66,12 @@ def list_file_states(source: DataSource, contents: bool = True) -> dict[str, str
 
 
 def hash_images(table: "Dataset") -> list[str]:
-    """Return the SHA-256 of every image of an undecoded table; nothing is decoded."""
+    """Return the SHA-256 of every image of an undecoded table, of an unreadable one that of no bytes."""
     stored_images = list(table["image"])
     if all(image["bytes"] is not None for image in stored_images):
-        return [hashlib.sha256(image["bytes"]).hexdigest() for image in stored_images]
+        return [hash_image(image, "")[0].digest for image in stored_images]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(hash_file, [image["path"] for image in stored_images]))
+        return [scan.digest for scan, _ in pool.map(partial(hash_image, default_name=""), stored_images)]
 
 
 class ChangedImageError(UserError):

@@ -551,17 +551,21 @@ def _read_class_names(root: Path) -> tuple[list[str] | None, bool]:
     if info_files:
         return _read_object_info(info_files[0]), True
     if (root / "classes.txt").is_file():
-        names = [normalize_name(line) for line in _read_text(root / "classes.txt").splitlines()]
-        return [name for name in names if name], False
-    if (root / "id2label.json").is_file():
+        lines = [normalize_name(line) for line in _read_text(root / "classes.txt").splitlines()]
+        names = [name for name in lines if name]
+    elif (root / "id2label.json").is_file():
         try:
             names_by_number: Any = json.loads(_read_text(root / "id2label.json"))
-            return [normalize_name(str(names_by_number[str(number)])) for number in range(len(names_by_number))], False
+            names = [normalize_name(str(names_by_number[str(number)])) for number in range(len(names_by_number))]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
                 'id2label.json cannot be read; write {"0": name, "1": name, ...} without a missing number'
             ) from error
-    return None, False
+    else:
+        return None, False
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"two classes of '{root.name}' are named '{duplicate}'; give them different names")
+    return names, False
 
 
 def _read_object_info(path: Path) -> list[str]:
