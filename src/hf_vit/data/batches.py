@@ -415,11 +415,9 @@ class ImageCollator:
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
         """Stack the images of examples [B, C, H, W] with their labels, and mix them if mixup or cutmix is on."""
         images = [torch.as_tensor(example["pixel_values"]) for example in examples]
-        inputs: dict[str, torch.Tensor] = {}
-        if self.patch is None:
-            inputs["pixel_values"] = torch.stack(images)
-        else:
-            inputs |= pad_to_patches(images, self.patch)
+        inputs: Any = (
+            {"pixel_values": torch.stack(images)} if self.patch is None else pad_to_patches(images, self.patch)
+        )
         pixel_values = inputs["pixel_values"]
         key = "label" if "label" in examples[0] else "labels"
         if isinstance(examples[0][key], list):

@@ -21,11 +21,11 @@ import numpy as np
 from PIL import Image
 
 from hf_vit.data.images import ImageScan, decode_image
-from hf_vit.data.splits import split_stratified
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from numpy.typing import NDArray
 
 # Numbers of the splits in the random keys of synthetic data sets.
 SPLIT_NUMBERS = {"train": 1, "validation": 2, "test": 3}
@@ -121,12 +121,29 @@ def digits(image_size: tuple[int, int] | None = None) -> Builtin:
     # The source has gray levels 0..16.
     pixels = np.rint(np.asarray(bunch.images) * (255 / 16)).astype(np.uint8)
     images: dict[str, list[_Row]] = {}
-    for split, rows in split_stratified(labels, _DIGIT_PARTS, seed=0).items():
+    for split, rows in _split_digits(labels).items():
         images[split] = [
             _Row(f"digit-{row:04d}.pgm", pixels[row].tobytes(), Image.fromarray(pixels[row]), int(labels[row]))
             for row in rows.tolist()
         ]
     return _build_tables(images, [str(digit) for digit in range(10)], image_size)
+
+
+def _split_digits(labels: "NDArray[np.int64]") -> "dict[str, NDArray[np.int64]]":
+    """Return the rows of every split, with every digit in proportion: shares are rounded by largest remainders.
+
+    NumPy's RandomState is frozen across versions and platforms, so the rows are the same on every machine.
+    """
+    random = np.random.RandomState(0)
+    remaining = [random.permutation(np.flatnonzero(labels == label)) for label in range(10)]
+    shares = np.bincount(labels) / len(labels)
+    parts: dict[str, NDArray[np.int64]] = {}
+    for name, size in _DIGIT_PARTS.items():
+        counts = np.floor(shares * size).astype(np.int64)
+        counts[np.argsort(counts - shares * size, kind="stable")[: size - counts.sum()]] += 1
+        parts[name] = np.sort(np.concatenate([rows[:count] for rows, count in zip(remaining, counts, strict=True)]))
+        remaining = [rows[count:] for rows, count in zip(remaining, counts, strict=True)]
+    return {"train": np.sort(np.concatenate(remaining)), **parts}
 
 
 def photos(image_size: tuple[int, int] | None = None) -> Builtin:

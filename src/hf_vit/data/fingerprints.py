@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hf_vit.data.images import ImageScan, hash_image, shorten_path
-from hf_vit.data.labels import list_classes, list_column
+from hf_vit.data.labels import list_column
 from hf_vit.data.sources import DataSource
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import read_sizes, to_path
@@ -43,11 +43,8 @@ def describe_labels(table: "Dataset", scans: Sequence[ImageScan], label_names: S
     """Return for every image the names of its classes, or the digest of its mask or objects."""
     if "label" not in table.column_names:
         return [scan.annotation.digest for scan in scans if scan.annotation is not None]
-    labels: list[Any] = list_column(table, "label")
-    if labels and isinstance(labels[0], int):
-        numbers: list[int] = labels
-        return [label_names[number] for number in numbers]
-    return [" ".join(label_names[number] for number in list_classes(label)) for label in labels]
+    labels: list[int | list[int]] = list_column(table, "label")
+    return [label_names[each] if isinstance(each, int) else " ".join(label_names[n] for n in each) for each in labels]
 
 
 def list_file_states(source: DataSource, contents: bool = True) -> dict[str, str]:

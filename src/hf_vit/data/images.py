@@ -219,11 +219,10 @@ def note_dark_images(peak: int, bits: int) -> list[str]:
     full = (1 << bits) - 1
     if not 0 < peak <= full >> 2:
         return []
-    note = (
+    return [
         f"the {bits}-bit images look dark ({peak / full:.0%} brightness): their highest value is {peak:,} "
         f"of {full:,}; if the camera used fewer bits, multiply all pixels by the same number"
-    )
-    return [note]
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,39 +314,29 @@ def hash_image(stored: Mapping[str, Any], default_name: str) -> tuple[ImageScan,
     return ImageScan(name, hashlib.sha256(content).hexdigest(), problem=problem), content
 
 
-def _scan_header(scan: ImageScan, content: bytes) -> ImageScan | None:
-    """Scan header and end of a good file; None if only its pixels show whether it is a good image."""
-    try:
-        with Image.open(io.BytesIO(content)) as picture:
-            end = _ENDS.get(picture.format or "")
-            if end is None or end not in content[-_TAIL:] or _stores_16_bits(picture):
-                return None
-            # PNG's own method decodes the image to look for tags behind the pixels.
-            return _add_size(scan, picture.size, Image.Image.getexif(picture))
-    except Exception:  # decoding it finds the words for the problem
-        return None
+def _scan_quickly(scan: ImageScan, content: bytes, depth: ScanDepth) -> ImageScan | None:
+    """Scan a good file without computing all pixels; None if only these show whether it is a good image.
 
-
-def _scan_photograph(scan: ImageScan, content: bytes) -> ImageScan | None:
-    """Scan a good JPEG at an eighth of its size; None for all other files.
-
-    All of its data is read, so that damage is found, but few pixels are computed.
+    At the depth "header" its header and end are looked at. Otherwise a large JPEG is decoded at an eighth of its size:
+    all of its data is read, so that damage is found.
     """
     try:
         with Image.open(io.BytesIO(content)) as picture:
-            size = picture.size
-            if picture.format not in ("JPEG", "MPO") or picture.draft(None, (1, 1)) is None:
+            width, height = picture.size
+            if depth == "header":
+                end = _ENDS.get(picture.format or "")
+                if end is None or end not in content[-_TAIL:] or _stores_16_bits(picture):
+                    return None
+            elif picture.format not in ("JPEG", "MPO") or picture.draft(None, (1, 1)) is None:
                 return None
-            to_rgb(picture)
-            return _add_size(scan, size, picture.getexif())
-    except Exception:  # decoding it whole finds the words for the problem
+            else:
+                to_rgb(picture)
+            # PNG's own method decodes the image to look for tags behind the pixels.
+            orientation = Image.Image.getexif(picture).get(_ORIENTATION, 1)
+    except Exception:  # decoding all of it finds the words for the problem
         return None
-
-
-def _add_size(scan: ImageScan, size: tuple[int, int], tags: Mapping[int, Any]) -> ImageScan:
-    """Return the scan with the size of the image as it is shown."""
-    orientation = tags.get(_ORIENTATION, 1)
-    width, height = reversed(size) if orientation in _SIDEWAYS else size
+    if orientation in _SIDEWAYS:
+        width, height = height, width
     return replace(scan, height=height, width=width, is_turned=orientation not in (0, 1))
 
 
@@ -432,13 +421,10 @@ def _scan_stored(stored: Mapping[str, Any], default_name: str, depth: ScanDepth,
     scan, content = hash_image(stored, default_name)
     if depth == "hash" or scan.problem is not None:
         return scan
-    quick_scan: ImageScan | None = None
-    if depth == "header":
-        quick_scan = _scan_header(scan, content)
-    elif len(content) >= _PHOTOGRAPH:
-        quick_scan = _scan_photograph(scan, content)
-    if quick_scan is not None:
-        return quick_scan
+    if depth == "header" or len(content) >= _PHOTOGRAPH:
+        quick_scan = _scan_quickly(scan, content, depth)
+        if quick_scan is not None:
+            return quick_scan
     decoded_scan, image = decode_scanned(scan, content)
     if image is not None and 3 * image.width * image.height <= kept_bytes:
         return replace(decoded_scan, pixels=image.tobytes())

@@ -273,38 +273,29 @@ def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool
     kind = name.partition(":")[0]
     default_size = None if image_size is None else max(image_size)
     if kind == "scenes":
-        return _load_scenes(name, default_size, streaming, target or "objects")
+        scenes, goal = Scenes.parse(name), target or "objects"
+        if streaming:
+            raise UserError(f"'{scenes.name}' cannot be read as a stream; leave --streaming out")
+        builtin = scenes.load(scenes.size or default_size or 64, goal)
+        fingerprint = _hash_text(f"{scenes.name} {goal}")
+        return ImageData(scenes.name, fingerprint, builtin.splits, builtin.label_names, seen=builtin.seen, target=goal)
     if target not in ("label", None):
         raise UserError(f"'{name}' has neither masks nor objects; give 'scenes', or other data with annotations")
     if kind == "fractals":
-        return _load_fractals(name, default_size, streaming)
+        fractals = Fractals.parse(name)
+        size = fractals.size or default_size or 32
+        fingerprint = _hash_text(fractals.name)
+        if streaming:
+            sizes = {split: fractals.count(split) for split in SPLIT_NUMBERS}
+            data = ImageData(fractals.name, fingerprint, {}, fractals.label_names, sizes=sizes)
+            return _set_readers(data, {split: fractals.stream(split, size) for split in sizes})
+        builtin = fractals.load(size)
+        return ImageData(fractals.name, fingerprint, builtin.splits, builtin.label_names, seen=builtin.seen)
     builtin = (digits if name == "digits" else photos)(image_size)
     fingerprint = hash_content(builtin.splits, builtin.seen, builtin.label_names)
     scans = {} if streaming else builtin.seen
     data = ImageData(name, fingerprint, builtin.splits, builtin.label_names, seen=scans)
     return _shuffle_streams(data, False) if streaming else data
-
-
-def _load_scenes(name: str, default_size: int | None, streaming: bool, target: Target) -> ImageData:
-    scenes = Scenes.parse(name)
-    if streaming:
-        raise UserError(f"'{scenes.name}' cannot be read as a stream; leave --streaming out")
-    builtin = scenes.load(scenes.size or default_size or 64, target)
-    fingerprint = _hash_text(f"{scenes.name} {target}")
-    names = builtin.label_names
-    return ImageData(scenes.name, fingerprint, builtin.splits, names, seen=builtin.seen, target=target)
-
-
-def _load_fractals(name: str, default_size: int | None, streaming: bool) -> ImageData:
-    fractals = Fractals.parse(name)
-    size = fractals.size or default_size or 32
-    fingerprint = _hash_text(fractals.name)
-    if streaming:
-        sizes = {split: fractals.count(split) for split in SPLIT_NUMBERS}
-        data = ImageData(fractals.name, fingerprint, {}, fractals.label_names, sizes=sizes)
-        return _set_readers(data, {split: fractals.stream(split, size) for split in sizes})
-    builtin = fractals.load(size)
-    return ImageData(fractals.name, fingerprint, builtin.splits, builtin.label_names, seen=builtin.seen)
 
 
 def _load_tables(
@@ -380,12 +371,11 @@ def _refuse_multi_label_stream(name: str) -> NoReturn:
 def _make_data(source: DataSource, tables: ImageTables, files: dict[str, str]) -> ImageData:
     """Return data with all attributes except the splits."""
     names = tables.label_names or []
-    data = ImageData(source.name, "", {}, names, notes=[*source.notes, *tables.notes, *note_similar_names(names)])
-    data.source = source
-    data.revision = tables.revision
-    data.files = files
-    data.multi_label, data.target = tables.multi_label, tables.target
-    return data
+    notes = [*source.notes, *tables.notes, *note_similar_names(names)]
+    kinds: Any = dict(multi_label=tables.multi_label, target=tables.target)
+    return ImageData(
+        source.name, "", {}, names, notes=notes, source=source, revision=tables.revision, files=files, **kinds
+    )
 
 
 def _number_labels(name: str, raw: RawTables) -> ImageTables:
@@ -523,13 +513,12 @@ def _stream_files(source: DataSource, raw: RawTables, options: _Options) -> Imag
     skip = options.skip_bad_images
     missing = tuple(list_missing_splits(list(raw_splits)))
     notes = [*source.notes, *raw.notes, *_note_hidden(source.name, hidden)]
-    data = ImageData(source.name, "", {}, labels.names, notes=notes, source=source, revision=raw.revision)
-    data.files = list_file_states(source)
-    data.cut = missing
+    files = list_file_states(source)
+    fingerprint = hash_states(files)
     if source.kind == "hub":
-        data.fingerprint = _hash_text(f"{source.name} {read_hub_commit(source.name.partition(':')[0])}")
-    else:
-        data.fingerprint = hash_states(data.files)
+        fingerprint = _hash_text(f"{source.name} {read_hub_commit(source.name.partition(':')[0])}")
+    data = ImageData(source.name, fingerprint, {}, labels.names, notes=notes, source=source, revision=raw.revision)
+    data.files, data.cut = files, missing
     readers: dict[str, tuple[IterableDataset, StreamReader]] = {}
     for split in (name for name in SPLITS if name in raw_splits or name in missing):
         is_cut = bool(missing) and (split == "train" or split in missing)  # and read from the training stream

@@ -16,7 +16,6 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from operator import contains
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -98,9 +97,10 @@ class Columns:
                     f"the label column {name} holds {invalid[0]!r}, but multi-label columns hold 0 or 1; write 1 "
                     "for images of the class and 0 for others"
                 )
-        are_set = {name: [_INDICATORS[str(value).lower()] for value in columns[name]] for name in columns}
-        rows = zip(*are_set.values(), strict=True)
-        return [[name for name, is_set in zip(columns, row, strict=True) if is_set] for row in rows]
+        rows = zip(*columns.values(), strict=True)
+        return [
+            [name for name, value in zip(columns, row, strict=True) if _INDICATORS[str(value).lower()]] for row in rows
+        ]
 
 
 @dataclass(frozen=True)
@@ -195,17 +195,17 @@ def _divide(splits: dict[str, Any]) -> dict[str, Any]:
     table, *others = splits.values()
     if others or "split" not in (table.features or ()):
         return splits
-    values = [value for batch in table.select_columns(["split"]).iter(1000) for value in batch["split"]]
-    texts: dict[str | None, set[Any]] = {}
-    for value in values:
-        texts.setdefault(split_name(str(value)), set()).add(value)
-    if None in texts:
+    names = [split_name(str(text)) for batch in table.select_columns(["split"]).iter(1000) for text in batch["split"]]
+    if None in names:
         return splits
-    names = [split for split in SPLITS if split in texts]
+    present = [split for split in SPLITS if split in names]
     if hasattr(table, "__len__"):
-        rows = {split: [row for row, value in enumerate(values) if value in texts[split]] for split in names}
-        return {split: table.select(rows[split]) for split in names}
-    return {split: table.filter(functools.partial(contains, texts[split]), input_columns="split") for split in names}
+        return {split: table.select(np.flatnonzero(np.asarray(names) == split)) for split in present}
+    return {split: table.filter(functools.partial(_is_of_split, split), input_columns="split") for split in present}
+
+
+def _is_of_split(split: str, text: object) -> bool:
+    return split_name(str(text)) == split
 
 
 @contextmanager
@@ -366,12 +366,10 @@ def _read_folder(source: DataSource) -> RawTables:
                 f"class '{label}' of '{source.name}' is in {split}, but not in train; add a class folder "
                 f"with this name to train, or remove the one in {split}"
             )
-    splits: dict[str, Dataset] = {}
-    labels: dict[str, list[str]] = {}
-    for split in (name for name in SPLITS if name in source.folder):
-        classes = sorted(source.folder[split].items())
-        splits[split] = make_image_table(path for _, paths in classes for path in paths)
-        labels[split] = [label for label, paths in classes for _ in paths]
+    folders = {split: sorted(source.folder[split].items()) for split in SPLITS if split in source.folder}
+    files = {split: [path for _, paths in classes for path in paths] for split, classes in folders.items()}
+    labels = {split: [label for label, paths in classes for _ in paths] for split, classes in folders.items()}
+    splits = {split: make_image_table(paths) for split, paths in files.items()}
     return RawTables(splits, label_names=names, labels=labels)
 
 

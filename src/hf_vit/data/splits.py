@@ -34,50 +34,6 @@ def split_name(text: str) -> str | None:
     return _SYNONYMS.get(text.strip().lower())
 
 
-def split_stratified(
-    labels: "NDArray[np.int64]", sizes: Mapping[str, int], *, seed: int
-) -> "dict[str, NDArray[np.int64]]":
-    """Divide rows among named parts with every class in proportion; all other rows go to "train".
-
-    Shares are rounded by largest remainders. Every part has at least one row of a class, and "train" keeps at least
-    one. NumPy's RandomState is frozen across versions and platforms, so the rows are the same on every machine.
-
-    Args:
-        labels: [rows] class numbers.
-        sizes: rows of each part.
-        seed: of the shuffle within every class.
-
-    Returns:
-        The rows of every part, ascending; "train" comes first.
-    """
-    random = np.random.RandomState(seed)
-    remaining = [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]  # by class
-    class_sizes = [len(rows) for rows in remaining]
-    parts: dict[str, NDArray[np.int64]] = {}
-    for name, size in sizes.items():
-        counts = _divide_proportionally(class_sizes, size, room=[len(rows) for rows in remaining])
-        part_rows = [rows[:count] for rows, count in zip(remaining, counts, strict=True)]
-        remaining = [rows[count:] for rows, count in zip(remaining, counts, strict=True)]
-        parts[name] = np.sort(np.concatenate(part_rows))
-    return {"train": np.sort(np.concatenate(remaining)), **parts}
-
-
-def _divide_proportionally(weights: Sequence[int], total: int, room: Sequence[int]) -> list[int]:
-    """Divide `total` in proportion to `weights`, with at least 1 and at most room - 1 for each weight."""
-    ideal = [weight * total / sum(weights) for weight in weights]
-    counts = [min(max(1, int(share)), space - 1) for share, space in zip(ideal, room, strict=True)]
-    while sum(counts) < total:  # the largest remainder gets one more
-        candidates = [index for index, space in enumerate(room) if counts[index] < space - 1]
-        if not candidates:  # there is not enough room
-            break
-        best = max(candidates, key=lambda index: (ideal[index] - counts[index], -index))
-        counts[best] += 1
-    while sum(counts) > total and max(counts) > 1:  # the minimum of 1 exceeded many shares
-        candidates = [index for index, count in enumerate(counts) if count > 1]
-        counts[max(candidates, key=lambda index: counts[index] - ideal[index])] -= 1
-    return counts
-
-
 def list_missing_splits(present: Sequence[str]) -> list[str]:
     """Return the splits that have to be cut from "train"; none if "train" itself is missing."""
     return [name for name in SPLITS if name not in present] if "train" in present else []

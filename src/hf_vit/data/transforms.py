@@ -4,7 +4,6 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -111,7 +110,8 @@ class EvalTransform(_FixedTransform):
 
     def batch(self, images: Sequence[Any]) -> torch.Tensor:
         """Return the images as one tensor, [B, 3, H, W] float32."""
-        if self._direct is None:
+        direct = self._direct
+        if direct is None:
             rgb = map_in_threads(decode_image, images)
             try:
                 return self.processor(images=rgb, return_tensors="pt")["pixel_values"]
@@ -122,7 +122,8 @@ class EvalTransform(_FixedTransform):
                 ) from error
         with torch.inference_mode(False):  # other threads must not write to inference tensors
             values = torch.empty(len(images), 3, *get_input_size(self.processor))
-            map_in_threads(partial(_decode_and_transform, self._direct), images, values)
+            # Each is decoded and transformed at once, so that no image of full size waits for the others.
+            map_in_threads(lambda image, output: direct(decode_image(image), output), images, values)
         return values
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -422,11 +423,6 @@ def _find_direct_transform(processor: Any) -> "_DirectPillow | _DirectTorchvisio
     if name == "ViTImageProcessor" and getattr(processor, "resample", None) in same_filters:
         return _DirectTorchvision(processor)
     return None
-
-
-def _decode_and_transform(direct: "_DirectPillow | _DirectTorchvision", image: Any, output: torch.Tensor) -> None:
-    """Decode an image and write it to `output`, so that no image of full size waits for the others."""
-    direct(decode_image(image), output)
 
 
 class _DirectPillow:
