@@ -38,8 +38,7 @@ from hf_vit.training.tasks.momentum_contrast import (
     compute_momentum,
     contrastive_loss,
 )
-from hf_vit.training.tasks.patch_prediction import MaskingCollator, NextPatch, RandomMasking
-from hf_vit.training.tasks.task import load_validation_images
+from hf_vit.training.tasks.patch_prediction import MaskingCollator, NextPatch, RandomMasking, load_validation_images
 from hf_vit.training.trainer.distributed import synchronize_batch_norms
 
 OBJECTIVES = ("masked-patch", "next-patch", "contrastive")
