@@ -691,6 +691,9 @@ def test_no_class_loses_its_training_images_and_no_split_is_empty(counts, missin
     assert set(parts.values()) == {"train", *missing}
     plain = {image: assign_split(digest(image), missing, seed=0) for image in images}
     assert bool(notes) == (parts != plain), "what is not by content alone is told"
+    filled = [note for note in notes if "without images" in note]
+    counts = [f"left {part} without images; images moved there: {[*parts.values()].count(part)}" for part in missing]
+    assert all(any(note.endswith(text) for text in counts) for note in filled)
 
 
 def test_an_image_is_never_moved_by_others():
@@ -743,7 +746,7 @@ def test_images_of_several_classes_fill_a_split_too():
         digests = [digest(f"{trial} {number}") for number in range(6)]
         parts, notes = cut_rows(digests, [[0, 1], [0, 1], [1, 2], [1, 2], [2, 0], [2, 0]], "abc", ["test"], seed=0)
         assert parts["test"].size
-        assert {"one image was moved" in note for note in notes} <= {True}
+        assert {note.endswith("images moved there: 1") for note in notes} <= {True}
     missing = ["validation", "test"]
     parts_of = {digest(number): assign_split(digest(number), missing, seed=0) for number in range(99)}
     held_out, kept = ([each for each in parts_of if parts_of[each] == part] for part in ("validation", "train"))

@@ -95,14 +95,14 @@ def cut_rows(
             )
     for name in missing:
         if name not in assignment.values():
-            moved = _fill_split(name, assignment, list(classes.values()))
-            notes.append(f"splitting by content left {name} without images, so {moved} was moved there")
+            count = _fill_split(name, assignment, list(classes.values()))
+            notes.append(f"splitting by content left {name} without images; images moved there: {count}")
     split_of_row = np.asarray([assignment[digest] for digest in digests])
     return {name: np.flatnonzero(split_of_row == name) for name in ("train", *missing)}, notes
 
 
-def _fill_split(split: str, assignment: dict[str, str], classes: Sequence[Sequence[str]]) -> str:
-    """Assign one training image of every class that has several to another split, and return what was moved.
+def _fill_split(split: str, assignment: dict[str, str], classes: Sequence[Sequence[str]]) -> int:
+    """Assign one training image of every class that has several to another split, and return how many.
 
     The images are digests. One with several classes is moved only if there is no other, and alone.
     """
@@ -111,7 +111,7 @@ def _fill_split(split: str, assignment: dict[str, str], classes: Sequence[Sequen
     single = [contents[0] for contents in in_train if len(contents) > 1 and class_counts[contents[0]] == 1]
     if single:
         assignment.update(dict.fromkeys(single, split))
-        return "one of each class"
+        return len(single)
     needed = {contents[0] for contents in in_train if len(contents) == 1}  # the last training images of a class
     several = [digest for contents in in_train for digest in contents if digest not in needed]
     if not several:
@@ -120,7 +120,7 @@ def _fill_split(split: str, assignment: dict[str, str], classes: Sequence[Sequen
             "add images, or give the splits as folders train, validation and test"
         )
     assignment[several[0]] = split
-    return "one image"
+    return 1
 
 
 def _refuse_small_classes(
