@@ -195,10 +195,15 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
     assert "evaluate --protocol multi-label" in err
 
     assert {finding.verdict for finding in audit_results(tmp_path / "model", data=[str(shapes)])} == {"equal"}
-    few = evaluation.model_copy(update={"values": evaluation.values | {"thresholds": {"blue": 0.0}}})
+    values = evaluation.values | {"thresholds": {"blue": 0.0}}
+    few = evaluation.model_copy(update={"values": values | {"settings": {"thresholds": {"blue": 0.0}}}})
     append_record(tmp_path / "model", few)  # of data without the other classes
     _, out, _ = command("predict", tmp_path / "model", *one, "--json")
     assert json.loads(out)[0]["labels"] == ["blue", *(name for name in answer["labels"] if name != "blue")]
+    found = audit_results(tmp_path / "model", data=[str(shapes)])
+    assert {finding.reason for finding in found} == {
+        "thresholds has no value for ['green', 'red']; give one for every class"
+    }
 
     for forged in ({"blue": 7, "green": 0.5, "red": 0.5}, [0.5] * 3, None):
         told = evaluation.model_copy(update={"values": evaluation.values | {"thresholds": forged}})

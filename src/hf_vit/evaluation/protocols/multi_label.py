@@ -96,6 +96,8 @@ def multi_label(
     if thresholds is None:
         fit_logits, present = _collect_logits(examination, examination.require_fit_split(fit_split))
         thresholds = pick_thresholds(expit(fit_logits), present, names)
+    elif missing := set(names) - set(thresholds):
+        raise UserError(f"thresholds has no value for {sorted(missing)}; give one for every class")
     logits, truth = _collect_logits(examination, examination.split)
     return replace(compute_multi_label_metrics(logits, truth, names, thresholds), seconds=time.perf_counter() - start)
 
