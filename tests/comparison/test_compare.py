@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ def test_tables_hold_what_was_measured(saved, data, tmp_path):
     assert 'src="http' not in page
 
 
-def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(data, tmp_path):
+def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(data, tmp_path, monkeypatch):
     names = list(NAMES)
     folder, other = (zoo.save("vit", tmp_path / name, names) for name in ("one", "two"))
     settings = ComparisonSettings(corruptions=(), epsilons=(), speed_turns=0)
@@ -112,7 +113,12 @@ def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(data, 
         return compare([folder, other], data, tmp_path / "out", settings=settings, device="cpu", progress=False)
 
     again()
-    assert save_comparison(again()) == ["one", "two"]
+    done = again()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)  # but it was not used
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="A", total_memory=0))
+        assert save_comparison(done) == ["one", "two"]
+    assert Facts.load(folder).records[-1].hardware["device"] == "cpu"
     assert save_comparison(again()) == []
     with pytest.raises(UserError, match="none' does not exist"):
         compare([folder, other], tmp_path / "none", tmp_path / "other", device="cpu")

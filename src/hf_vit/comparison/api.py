@@ -516,7 +516,8 @@ def save_comparison(
         values["compared_with"] = [other.name for other in run.results if other is not result]
         if run.speed is not None:
             values["speed"] = run.speed.rows[result.name].model_dump(mode="json") | {"quiet": run.speed.quiet}
-        record = make_record("benchmark", values=values, command=command, seed=seed, data=result.inputs.data)
+        how: Any = {"command": command, "seed": seed, "device": str(loaded.device)}
+        record = make_record("benchmark", values=values, data=result.inputs.data, **how)
         loaded.check_same_folder()
         append_record(loaded.folder, record)
         recorded_models.append(result.name)
