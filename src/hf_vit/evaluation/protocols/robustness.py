@@ -332,12 +332,10 @@ class Corruption:
     """One kind of corruption.
 
     Attributes:
-        family: noise, blur, weather or digital.
         levels: parameters of the severities 1 to 5.
         apply: (picture [H, W, 3] in 0..1, parameter, generator) -> picture, which may have values outside of 0..1.
     """
 
-    family: str
     levels: tuple[Any, Any, Any, Any, Any]
     apply: Callable[[Picture, Any, np.random.Generator], Picture]
 
@@ -411,16 +409,16 @@ def _jpeg(picture: Picture, quality: int, generator: np.random.Generator) -> Pic
 
 
 CORRUPTIONS: dict[str, Corruption] = {
-    "gaussian_noise": Corruption("noise", (0.08, 0.12, 0.18, 0.26, 0.38), _gaussian_noise),
-    "shot_noise": Corruption("noise", (60, 25, 12, 5, 3), _shot_noise),
-    "impulse_noise": Corruption("noise", (0.03, 0.06, 0.09, 0.17, 0.27), _impulse_noise),
-    "defocus_blur": Corruption("blur", (3, 4, 6, 8, 10), _defocus_blur),
-    "motion_blur": Corruption("blur", ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)), _motion_blur),
-    "zoom_blur": Corruption("blur", ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03)), _zoom_blur),
-    "brightness": Corruption("weather", (0.1, 0.2, 0.3, 0.4, 0.5), _brightness),
-    "contrast": Corruption("digital", (0.4, 0.3, 0.2, 0.1, 0.05), _contrast),
-    "pixelate": Corruption("digital", (0.6, 0.5, 0.4, 0.3, 0.25), _pixelate),
-    "jpeg_compression": Corruption("digital", (25, 18, 15, 10, 7), _jpeg),
+    "gaussian_noise": Corruption((0.08, 0.12, 0.18, 0.26, 0.38), _gaussian_noise),
+    "shot_noise": Corruption((60, 25, 12, 5, 3), _shot_noise),
+    "impulse_noise": Corruption((0.03, 0.06, 0.09, 0.17, 0.27), _impulse_noise),
+    "defocus_blur": Corruption((3, 4, 6, 8, 10), _defocus_blur),
+    "motion_blur": Corruption(((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)), _motion_blur),
+    "zoom_blur": Corruption(((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03)), _zoom_blur),
+    "brightness": Corruption((0.1, 0.2, 0.3, 0.4, 0.5), _brightness),
+    "contrast": Corruption((0.4, 0.3, 0.2, 0.1, 0.05), _contrast),
+    "pixelate": Corruption((0.6, 0.5, 0.4, 0.3, 0.25), _pixelate),
+    "jpeg_compression": Corruption((25, 18, 15, 10, 7), _jpeg),
 }
 
 

@@ -717,16 +717,12 @@ class VtabResult(ProtocolResult):
     missing: list[str]
     unfinished: int
 
-    def compute_means(self) -> dict[str, float]:
-        """Return the mean accuracy of every complete group of tasks."""
-        return group_means(self.accuracy)
-
     def values(self) -> dict[str, Any]:
         adaptation = "logistic regression on frozen features"
-        return {"adaptation": adaptation, **super().values(), "means": self.compute_means()}
+        return {"adaptation": adaptation, **super().values(), "means": group_means(self.accuracy)}
 
     def headline(self) -> dict[str, float]:
-        fractions = self.compute_means() or self.accuracy
+        fractions = group_means(self.accuracy) or self.accuracy
         return {f"VTAB-1k linear probe accuracy, {name}": value for name, value in fractions.items()}
 
     def tables(self, judged: str) -> list[Table]:
