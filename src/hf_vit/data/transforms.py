@@ -685,13 +685,12 @@ def _make_object_tensors(
 
 def _scale_objects(size: tuple[int, int], objects: Mapping[str, Sequence[Any]], target: tuple[int, int]) -> Example:
     """Return the objects of an image of (width, height) px as tensors, scaled to an image of `target` px."""
+    from torchvision.transforms.v2 import functional
+
     tensors = _make_object_tensors(size, objects)
     x_scale, y_scale = target[0] / size[0], target[1] / size[1]
     boxes = tensors["boxes"].as_subclass(torch.Tensor) * torch.tensor([x_scale, y_scale, x_scale, y_scale])
     scaled_tensors = {**tensors, "boxes": boxes}
     if "masks" in tensors:
-        masks = np.zeros((len(tensors["masks"]), *target[::-1]), dtype=np.uint8)
-        for mask, original in zip(masks, tensors["masks"].numpy(), strict=True):
-            mask[:] = np.array(Image.fromarray(original).resize(target, Image.Resampling.NEAREST))
-        scaled_tensors["masks"] = torch.from_numpy(masks)
+        scaled_tensors["masks"] = functional.resize(tensors["masks"], list(target[::-1])).as_subclass(torch.Tensor)
     return scaled_tensors

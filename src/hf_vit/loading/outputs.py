@@ -347,13 +347,12 @@ def compute_detections(
     outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]], threshold: float = 0.0
 ) -> list[dict[str, torch.Tensor]]:
     """Compute detections from a model's outputs, see `detect`; those of Mask R-CNN keep their sizes."""
-    if not isinstance(outputs, HfMaskRCNNOutput):
-        return list(map(_sort_objects, processor.post_process_object_detection(outputs, threshold, list(sizes))))
-    sorted_objects: list[dict[str, torch.Tensor]] = []
-    for objects in outputs.detections or []:
-        is_high = objects["scores"] > threshold
-        sorted_objects.append(_sort_objects({name: value[is_high] for name, value in objects.items()}))
-    return sorted_objects
+    if isinstance(outputs, HfMaskRCNNOutput):
+        detections = outputs.detections or []
+        images = [{name: value[image["scores"] > threshold] for name, value in image.items()} for image in detections]
+    else:
+        images = processor.post_process_object_detection(outputs, threshold, list(sizes))
+    return list(map(_sort_objects, images))
 
 
 def _sort_objects(objects: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,5 +1,6 @@
 """Segmentation and detection: metrics of torchmetrics and pycocotools, and plots of the worst images."""
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,25 +53,15 @@ class SegmentationMeter:
 
     def __init__(self, num_classes: int) -> None:
         require_metrics()
-        from torchmetrics import MetricCollection
-        from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassJaccardIndex
+        from torchmetrics.classification import MulticlassConfusionMatrix
 
-        kinds: dict[str, Any] = {
-            "mean_iou": (MulticlassJaccardIndex, {"average": "macro"}),
-            "iou": (MulticlassJaccardIndex, {"average": "none"}),
-            "pixel_accuracy": (MulticlassAccuracy, {"average": "micro"}),
-            "accuracy": (MulticlassAccuracy, {"average": "none"}),
-            "pixels": (MulticlassConfusionMatrix, {}),
-        }
         self._settings: dict[str, Any] = {"num_classes": num_classes, "ignore_index": IGNORED, "validate_args": False}
-        self._metrics = MetricCollection(
-            {name: kind(**settings, **self._settings, **_NO_SYNC) for name, (kind, settings) in kinds.items()}
-        )
+        self._matrix = MulticlassConfusionMatrix(**self._settings, **_NO_SYNC)
         self.num_images = 0
 
     def update(self, predicted: torch.Tensor, truth: torch.Tensor) -> None:
         """Add the class maps of an image, [H, W] with classes 0..K-1; the truth may contain `IGNORED`."""
-        self._metrics.update(predicted.long().cpu()[None], truth.long().cpu()[None])
+        self._matrix.update(predicted.long().cpu()[None], truth.long().cpu()[None])
         self.num_images += 1
 
     def score_image(self, predicted: torch.Tensor, truth: torch.Tensor) -> float:
@@ -81,24 +72,19 @@ class SegmentationMeter:
 
     def values(self, names: Sequence[str]) -> dict[str, Any]:
         """Compute the metrics of all images, over all classes and of every class with true or predicted pixels."""
-        metrics: Mapping[str, torch.Tensor] = self._metrics.compute()
-        truth, predicted = metrics["pixels"].sum(1), metrics["pixels"].sum(0)
+        matrix = self._matrix.compute().double()
+        truth, predicted, correct = matrix.sum(1), matrix.sum(0), matrix.diagonal()
         if not int(truth.sum()):
             raise UserError(f"no pixel of the {self.num_images:,} images has a labeled class; evaluate another --split")
-        iou, accuracy, pixels = dict[str, float](), dict[str, float](), dict[str, int]()
-        for k, name in enumerate(names):
-            if truth[k] + predicted[k] > 0:
-                iou[name] = float(metrics["iou"][k])
-            if truth[k] > 0:
-                accuracy[name] = float(metrics["accuracy"][k])
-                pixels[name] = int(truth[k])
+        iou, accuracy = correct / (truth + predicted - correct), correct / truth  # NaN for classes without pixels
+        rows = list(zip(names, iou.tolist(), accuracy.tolist(), truth.long().tolist(), strict=True))
         return {
-            "mean_iou": float(metrics["mean_iou"]),
-            "pixel_accuracy": float(metrics["pixel_accuracy"]),
-            "mean_accuracy": sum(accuracy.values()) / len(accuracy),
-            "iou": iou,
-            "accuracy": accuracy,
-            "pixels": pixels,
+            "mean_iou": float(iou.nanmean()),
+            "pixel_accuracy": float(correct.sum() / truth.sum()),
+            "mean_accuracy": float(accuracy.nanmean()),
+            "iou": {name: value for name, value, *_ in rows if not math.isnan(value)},
+            "accuracy": {name: value for name, _, value, pixels in rows if pixels},
+            "pixels": {name: pixels for name, *_, pixels in rows if pixels},
         }
 
 
@@ -289,9 +275,7 @@ class SegmentationResult(ProtocolResult):
     """
 
     title: ClassVar[str] = "Segmentation"
-    source: ClassVar[str] = (
-        "torchmetrics: MulticlassJaccardIndex, MulticlassAccuracy; ADE20K's rules (arXiv 1608.05442)"
-    )
+    source: ClassVar[str] = "torchmetrics: MulticlassConfusionMatrix; ADE20K's rules (arXiv 1608.05442)"
     num_images: int
     mean_iou: float
     pixel_accuracy: float
