@@ -38,9 +38,7 @@ CHECKPOINT = ROOT / "tests/golden/vit_tok.ckpt.npz"
 # What Python does not show of a library's warnings.
 HIDDEN = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 # An advice, behind a semicolon or in other words that tell what would be right.
-REMEDY = re.compile(
-    r"; |: write |\bchoose\b|\bgive\b|\buse\b|\binstall\b|\bmust (be|hold)\b|should be|\bmake\b|\btry\b"
-)
+REMEDY = re.compile(r"; |: write |should be|\bmust (be|hold)\b|\b(choose|give|use|install|make|try)\b")
 
 
 def functions(app: typer.Typer, path: str = "") -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -56,8 +54,7 @@ FILE_WRITERS = ("scaling-law", "bench models", "bench saved")
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the type of every parameter, those of shared options included."""
     hints, parameters = typing.get_type_hints(function), inspect.signature(function).parameters
-    shared = {name: each.annotation for name, each in parameters.items() if name not in hints}
-    return {name: (hints | shared)[name] for name in parameters}
+    return {name: hints.get(name, parameter.annotation) for name, parameter in parameters.items()}
 
 
 HINTS = {name: hints_of(function) for name, function in functions(build_app())}
@@ -158,11 +155,9 @@ def names(message: str, value: str) -> bool:
 
 def attempt(root: Path, case: str) -> str:
     words, value = words_of(case)
-    command = case.split("/")[0]
-    before = tree(root)
+    command, before = case.split("/")[0], tree(root)
     code, out, err, foreign = call(words)
-    after = tree(root)
-    typed = " ".join(words)[:300]
+    after, typed = tree(root), " ".join(words)[:300]
     assert not foreign, f"{typed}: a library said {foreign[0][:200]}"
     if code == 0:
         return "accepted"

@@ -72,7 +72,10 @@ class Campaign:
         with progress.open("a", buffering=1) as file, self.prepare(folder) as attempt:
             for number, case in enumerate(cases, 1):
                 if case not in outcomes:
-                    outcomes[case] = try_case(attempt, case)
+                    try:
+                        outcomes[case] = attempt(case)
+                    except AssertionError as error:
+                        outcomes[case] = f"{FAILED}{case}: {str(error)[:500]}"
                     print(json.dumps([case, outcomes[case]]), file=file)
                 if number % 100 == 0 or number == len(cases):
                     print(f"{self.name}: {number} of {len(cases)} cases", flush=True)
@@ -94,35 +97,21 @@ class Campaign:
         from hf_vit.results.documents import Measurements
 
         RESULTS.mkdir(exist_ok=True)
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        asked = ["git", "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        path, command = RESULTS / f"{self.name}.json", f"python -m campaigns {self.name}"
         if is_part:
-            path = RESULTS / f"{self.name}.json"
             record, outcomes = json.loads(path.read_text()), dict(counts.keys())
             for row in record["rows"]:
                 if row["group"] in outcomes:
                     row["outcomes"] = {outcomes[row["group"]]: 1}
-            again = {"cases": len(outcomes), "date": f"{date.today():%Y-%m-%d}", "commit": commit.stdout.strip()}
+            again = {"cases": len(outcomes), "date": f"{date.today():%Y-%m-%d}", "commit": commit}
             path.write_text(json.dumps({**record, "again": again}, indent=1, ensure_ascii=False) + "\n")
             return
-        record = Measurements(
-            RESULTS / f"{self.name}.json",
-            f"python -m campaigns {self.name}",
-            "cpu",
-            commit=commit.stdout.strip(),
-            promise=self.promise,
-            **self.settings,
-        )
+        record = Measurements(path, command, "cpu", commit=commit, promise=self.promise, **self.settings)
         for group in sorted({group for group, _ in counts}):
             outcomes = {outcome: count for (other, outcome), count in sorted(counts.items()) if other == group}
             record.add({"group": group, "cases": sum(outcomes.values()), "outcomes": outcomes}, cases=counts.total())
-
-
-def try_case(attempt: Attempt, case: str) -> str:
-    """Return the outcome of a case; that of a broken promise begins with `FAILED`."""
-    try:
-        return attempt(case)
-    except AssertionError as error:
-        return f"{FAILED}{case}: {str(error)[:500]}"
 
 
 def forget_peak() -> None:

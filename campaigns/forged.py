@@ -29,15 +29,8 @@ from campaigns import forgeries
 from campaigns.engine import Campaign, forget_peak, resident_memory
 from campaigns.forgeries import TRACE, Bench, Forge, Forgery
 from campaigns.formats import Arrays
+from hf_vit.conversion import readers
 from hf_vit.conversion.origins.registry import ORIGINS
-from hf_vit.conversion.readers import (
-    CheckpointReader,
-    HeadedReader,
-    NpzReader,
-    SafetensorsReader,
-    ShardedReader,
-    TorchReader,
-)
 from hf_vit.errors import UserError
 from hf_vit_cli.main import main
 
@@ -104,8 +97,8 @@ def put_and_convert(bench: Bench, forgery: Forgery, place: Path, door: Callable[
     before = sorted(path.name for path in place.iterdir())
     size = sum(len(content) for content in forgery.files.values())
     try:
-        with peak_below(lambda: max(FREE_MEMORY, 3 * size, 3 * size_of(outcome))):
-            outcome: Outcome = ""
+        with peak_below(lambda: max(FREE_MEMORY, 3 * size, 3 * sum(map(len, outcome.values())))):
+            outcome: Mapping[str, bytes] = {}
             outcome = door(bench, place / forgery.source, output)
     except UserError as error:
         outcome = str(error)
@@ -113,10 +106,6 @@ def put_and_convert(bench: Bench, forgery: Forgery, place: Path, door: Callable[
         assert {path.name: path.read_bytes() for path in output.iterdir()} == EARLIER, "the earlier output was touched"
     assert sorted(path.name for path in place.iterdir()) == before, "something was left"
     return outcome
-
-
-def size_of(model: Outcome) -> int:
-    return 0 if isinstance(model, str) else sum(map(len, model.values()))
 
 
 @contextlib.contextmanager
@@ -140,7 +129,8 @@ def judged(bench: Bench, forgery: Forgery, outcome: Outcome) -> str:
     if isinstance(outcome, str):
         assert outcome.isprintable(), f"no line: {outcome!r}"
         assert len(outcome) <= LONGEST, f"{len(outcome)} characters: {outcome}"
-        assert names_what_was_given(outcome, forgery, bench), f"names nothing: {outcome}"
+        files = {str(UserError(part)) for name in (*forgery.files, forgery.output) for part in name.split("/")}
+        assert any(name in outcome for name in (*files, *bench.arrays)), f"names nothing: {outcome}"
         return "refused"
     assert not forgery.never, "accepted"
     if outcome == bench.model:
@@ -148,9 +138,8 @@ def judged(bench: Bench, forgery: Forgery, outcome: Outcome) -> str:
     if forgery.arrays is not None:
         assert outcome == model_of(bench, forgery.arrays), "another model than its arrays make"
         return "the model of the arrays it names"
-    assert forgery.declared is not None, (
-        f"another model: {[name for name in outcome if outcome[name] != bench.model[name]]}"
-    )
+    others = [name for name in outcome if outcome[name] != bench.model[name]]
+    assert forgery.declared is not None, f"another model: {others}"
     value = forgery.declared[1]
     for place, said in differences(bench.model, outcome).items():
         # Null is what the class defaults to, as are no names, and what an object does not say any more is gone.
@@ -159,12 +148,6 @@ def judged(bench: Bench, forgery: Forgery, outcome: Outcome) -> str:
         gone = said is None and isinstance(value, dict | list)
         assert silent or gone or said in (value, *leaves(value).values()), f"{forgery.declared}: {place}={said!r}"
     return "as declared"
-
-
-def names_what_was_given(message: str, forgery: Forgery, bench: Bench) -> bool:
-    names = [*forgery.files, forgery.output]
-    files = {str(UserError(part)) for name in names for part in name.split("/")}
-    return any(name in message for name in (*files, *bench.arrays))
 
 
 def model_of(bench: Bench, arrays: Arrays) -> Outcome:
@@ -181,10 +164,10 @@ def differences(model: Mapping[str, bytes], other: Mapping[str, bytes]) -> dict[
     found: dict[str, Any] = {}
     for name in ("config.json", "preprocessor_config.json"):
         one, two = leaves(json.loads(model[name])), leaves(json.loads(other[name]))
-        found |= {
-            f"{name}: {place}": two.get(place) for place in one.keys() | two.keys() if one.get(place) != two.get(place)
-        }
-    return {place: value for place, value in found.items() if "label2id" not in place}  # the other way round
+        for place in one.keys() | two.keys():
+            if one.get(place) != two.get(place) and "label2id" not in place:  # which is id2label the other way round
+                found[f"{name}: {place}"] = two.get(place)
+    return found
 
 
 def leaves(content: Any) -> dict[str, Any]:
@@ -201,7 +184,7 @@ class Kind(NamedTuple):
     number: int
     forge: Forge
     formats: tuple[str, ...]
-    reader: type[CheckpointReader] | None = None
+    reader: type[readers.CheckpointReader] | None = None
     of_folders: bool = False
     only: tuple[str, ...] = tuple(CASES)
 
@@ -210,13 +193,13 @@ NPZ, TORCH = ("stored", "deflated"), ("safetensors", "pth")
 KINDS = {
     "damaged bytes": Kind(55, forgeries.damage_bytes, NPZ + TORCH),
     "edited arrays": Kind(55, forgeries.edit_arrays, NPZ + TORCH),
-    "archives of npz": Kind(75, forgeries.forge_archive, NPZ, NpzReader),
-    "archives of torch": Kind(80, forgeries.forge_archive, ("pth",), TorchReader),
-    "members of npz": Kind(80, forgeries.forge_npy, NPZ, NpzReader),
-    "headers of safetensors": Kind(105, forgeries.forge_safetensors, ("safetensors",), SafetensorsReader),
-    "storages": Kind(170, forgeries.forge_storages, ("pth",), TorchReader),
-    "pickles": Kind(115, forgeries.forge_pickle, ("pth",), TorchReader),
-    "shards": Kind(85, forgeries.forge_shards, TORCH, ShardedReader, of_folders=True),
+    "archives of npz": Kind(75, forgeries.forge_archive, NPZ, readers.NpzReader),
+    "archives of torch": Kind(80, forgeries.forge_archive, ("pth",), readers.TorchReader),
+    "members of npz": Kind(80, forgeries.forge_npy, NPZ, readers.NpzReader),
+    "headers of safetensors": Kind(105, forgeries.forge_safetensors, ("safetensors",), readers.SafetensorsReader),
+    "storages": Kind(170, forgeries.forge_storages, ("pth",), readers.TorchReader),
+    "pickles": Kind(115, forgeries.forge_pickle, ("pth",), readers.TorchReader),
+    "shards": Kind(85, forgeries.forge_shards, TORCH, readers.ShardedReader, of_folders=True),
     "configs and processors": Kind(180, forgeries.forge_json, TORCH, of_folders=True),
     "heavy": Kind(120, forgeries.forge_heavy, ("stored", "pth"), only=("vit_jax", "timm_vit")),
     "names of files": Kind(15, forgeries.forge_names, NPZ + TORCH),
@@ -243,11 +226,9 @@ def attempt(case: str) -> str:
         doors = ["convert"] * 8 + ["command", "from_hub"] if bench.case.run is converted else ["convert"]
         try:
             outcome = put_and_convert(bench, forgery, Path(place), DOORS[rng.choice(doors)])
-        except AssertionError:
+        except (AssertionError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
             raise AssertionError(f"{type(error).__name__}: {error}") from error
         assert not TRACE.exists(), "a pickle ran"
     return judged(bench, forgery, outcome)
@@ -257,8 +238,8 @@ def attempt(case: str) -> str:
 def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
     """Yield the function that tries; heavy cases run in a process whose memory nothing else has used."""
     assert {name.split()[0] for name in CASES} == {origin.name for origin in ORIGINS}, "an origin is not attacked"
-    readers = set(CheckpointReader.__subclasses__()) - {HeadedReader}  # which reads two files by the others
-    assert {how.reader for how in KINDS.values()} - {None} == readers, "a reader, too"
+    known = set(readers.CheckpointReader.__subclasses__()) - {readers.HeadedReader}  # reads two files by the others
+    assert {how.reader for how in KINDS.values()} - {None} == known, "a reader, too"
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         yield lambda case: alone.submit(attempt, case).result() if case.startswith("heavy/") else attempt(case)
 

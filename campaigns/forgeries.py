@@ -435,7 +435,7 @@ def forge_storages(bench: Bench, draw: Draw) -> Forgery:
     lies = lies_about(one, draw)
     way = draw.choice([*lies, *lies, "member", "kind", *(2 * ["value"]), *WAYS, "swapped"])
     if way in WAYS:
-        data, held = WAYS[way](tensors, name, other, draw)
+        data, held = store_otherwise(way, tensors, name, other, draw)
         return bench.forged(data, None if held is None else bench.arrays | held)
     if way == "swapped":
         one.member, two.member = two.member, one.member
@@ -449,101 +449,69 @@ def forge_storages(bench: Bench, draw: Draw) -> Forgery:
     return bench.forged(torch_file(tensors), None if held is None else bench.arrays | held)
 
 
-Tensors = dict[str, Stored]
-Held = tuple[bytes, Arrays | None]
+WAYS = (
+    "transposed", "shared", "clash", "retyped", "byte order", "negated", "quantized", "container", "key twice",
+    "attributes",
+)  # fmt: skip
 
 
-def transposed(tensors: Tensors, name: str, other: str, draw: Draw) -> Held:
-    """Honest: the columns one after the other."""
-    one = tensors[name]
-    one.member, one.stride = one.array.T.tobytes(), tuple(n // 4 for n in np.asfortranarray(one.array).strides)
-    return torch_file(tensors), None
+def store_otherwise(way: str, tensors: dict[str, Stored], name: str, other: str, draw: Draw) -> tuple[bytes, Any]:
+    """Return a file that stores tensors in another way, and the arrays it then holds where these are others."""
+    one, two, held = tensors[name], tensors[other], None
+    given: dict[str, Any] = {}
+    match way:
+        case "transposed":  # honest: the columns one after the other
+            one.member, one.stride = one.array.T.tobytes(), tuple(n // 4 for n in np.asfortranarray(one.array).strides)
+        case "shared":  # a tensor that lies in another one's storage
+            name, other = sorted((name, other), key=lambda key: tensors[key].array.size)
+            one, two = tensors[name], tensors[other]
+            last = two.array.size - one.array.size
+            one.key, one.member, one.numel, one.offset = two.key, two.member, two.numel, draw.randrange(last + 1)
+            inside = two.array.ravel()[one.offset : one.offset + one.array.size]
+            held = {name: inside.reshape(one.array.shape)}
+        case "clash":  # two storages of one key, of which torch takes what the first says; they may be one
+            one.key = two.key
+            if draw.random() < 0.5:
+                one.kind = word(f"torch {draw.choice([*STORAGES])}")
+            last = tensors[max(name, other, key=list(tensors).index)].array  # whose bytes are there
+            if one.numel == two.numel:
+                held = {key: last.reshape(tensors[key].array.shape) for key in (name, other)}
+        case "retyped":  # values of another type, and the storage says so
+            kind = draw.choice([kind for kind, dtype in STORAGES.items() if dtype])
+            values = one.array.astype(STORAGES[kind])
+            one.kind, one.member = word(f"torch {kind}"), values.tobytes()
+            held = {name: values} if kind == "HalfStorage" else None
+        case "byte order":
+            given["byteorder"] = draw.choice(BYTE_ORDERS)
+            for each in tensors.values() if given["byteorder"] == b"big" else ():
+                each.member = each.array.astype(">f4").tobytes()
+        case "negated":  # a view that is negated, or conjugated, when it is read
+            sign = draw.choice(["neg", "conj", "x"])
+            one.more = (False, ORDERED, {sign: True})
+            held = {name: -one.array} if sign == "neg" else None
+        case "quantized":
+            one.kind = word(f"torch {draw.choice(['QInt8Storage', 'QUInt8Storage', 'QInt32Storage'])}")
+            one.more = ((QUANTIZED, draw.choice([0.1, 0.0, float("nan"), "x"]), 0), False, ORDERED)
+            one.rebuild = "torch._utils _rebuild_qtensor"
+        case "container":  # dicts, lists and keys of every kind around the tensors
+            pairs, pickle_of_one = [(key, each.pickle()) for key, each in tensors.items()], one.pickle()
+            odd, state = draw.choice([*ODD, pickle_of_one, *NAMES]), dict_of(pairs)
+            value = draw.choice([
+                dict_of([*pairs, (odd, pickle_of_one)]), dict_of([*pairs, ("extra", odd)]), dict_of([(odd, state)]),
+                [state], (state, odd), dict_of([("model", state), ("optimizer", odd)]),
+                dict_of([("model", state), ("model.x", state)]), pickle_of_one, odd, [each for _, each in pairs],
+                dict_of((key.split(".") if draw.random() < 0.1 else key, each) for key, each in pairs),
+            ])  # fmt: skip
+            given["pickle"] = whole(pickled(value))
+        case "key twice":  # the last one counts, as in any dict
+            pairs = [*((key, each.pickle()) for key, each in tensors.items()), (name, two.pickle())]
+            given["pickle"], held = whole(dict_of(pairs)), {name: two.array}
+        case "attributes":  # a dict with attributes; `_metadata` is torch's own
+            key, odd = draw.choice(STATES), draw.choice(ODD)
+            given["state"] = draw.choice([{key: odd}, odd, {key: ORDERED}]) or {}
+    return torch_file(tensors, **given), held
 
 
-def shared(tensors: Tensors, name: str, other: str, draw: Draw) -> Held:
-    """A tensor that lies in another one's storage."""
-    name, other = sorted((name, other), key=lambda key: tensors[key].array.size)
-    one, two = tensors[name], tensors[other]
-    last = two.array.size - one.array.size
-    one.key, one.member, one.numel, one.offset = two.key, two.member, two.numel, draw.randrange(last + 1)
-    inside = two.array.ravel()[one.offset : one.offset + one.array.size]
-    return torch_file(tensors), {name: inside.reshape(one.array.shape)}
-
-
-def clash(tensors: Tensors, name: str, other: str, draw: Draw) -> Held:
-    """Two storages of one key, of which torch takes what the first says; they may be one."""
-    one, two = tensors[name], tensors[other]
-    one.key = two.key
-    if draw.random() < 0.5:
-        one.kind = word(f"torch {draw.choice([*STORAGES])}")
-    last = tensors[max(name, other, key=list(tensors).index)].array  # whose bytes are there
-    held = {key: last.reshape(tensors[key].array.shape) for key in (name, other)} if one.numel == two.numel else None
-    return torch_file(tensors), held
-
-
-def retyped(tensors: Tensors, name: str, other: str, draw: Draw) -> Held:
-    """Values of another type, and the storage says so."""
-    one, kind = tensors[name], draw.choice([kind for kind, dtype in STORAGES.items() if dtype])
-    values = one.array.astype(STORAGES[kind])
-    one.kind, one.member = word(f"torch {kind}"), values.tobytes()
-    return torch_file(tensors), {name: values} if kind == "HalfStorage" else None
-
-
-def byte_order(tensors: Tensors, name: str, other: str, draw: Draw) -> Held:
-    told = draw.choice(BYTE_ORDERS)
-    for one in tensors.values() if told == b"big" else ():
-        one.member = one.array.astype(">f4").tobytes()
-    return torch_file(tensors, byteorder=told), None
-
-
-def negated(tensors: Tensors, name: str, other: str, draw: Draw) -> Held:
-    """A view that is negated, or conjugated, when it is read."""
-    sign = draw.choice(["neg", "conj", "x"])
-    tensors[name].more = (False, ORDERED, {sign: True})
-    return torch_file(tensors), {name: -tensors[name].array} if sign == "neg" else None
-
-
-def quantized(tensors: Tensors, name: str, other: str, draw: Draw) -> Held:
-    one = tensors[name]
-    one.kind = word(f"torch {draw.choice(['QInt8Storage', 'QUInt8Storage', 'QInt32Storage'])}")
-    one.more = ((QUANTIZED, draw.choice([0.1, 0.0, float("nan"), "x"]), 0), False, ORDERED)
-    one.rebuild = "torch._utils _rebuild_qtensor"
-    return torch_file(tensors), None
-
-
-def container(tensors: Tensors, name: str, other: str, draw: Draw) -> Held:
-    """Dicts, lists and keys of every kind around the tensors."""
-    pairs, one = [(key, each.pickle()) for key, each in tensors.items()], tensors[name].pickle()
-    odd = draw.choice([*ODD, one, *NAMES])
-    state = dict_of(pairs)
-    value = draw.choice([
-        dict_of([*pairs, (odd, one)]), dict_of([*pairs, ("extra", odd)]), dict_of([(odd, state)]), [state],
-        (state, odd),
-        dict_of([("model", state), ("optimizer", odd)]), dict_of([("model", state), ("model.x", state)]), one, odd,
-        [each for _, each in pairs],
-        dict_of((key.split(".") if draw.random() < 0.1 else key, each) for key, each in pairs),
-    ])  # fmt: skip
-    return torch_file(tensors, whole(pickled(value))), None
-
-
-def key_twice(tensors: Tensors, name: str, other: str, draw: Draw) -> Held:
-    """The last one counts, as in any dict."""
-    pairs = [*((key, one.pickle()) for key, one in tensors.items()), (name, tensors[other].pickle())]
-    return torch_file(tensors, whole(dict_of(pairs))), {name: tensors[other].array}
-
-
-def attributes(tensors: Tensors, name: str, other: str, draw: Draw) -> Held:
-    """A dict with attributes; `_metadata` is torch's own."""
-    key, odd = draw.choice(STATES), draw.choice(ODD)
-    return torch_file(tensors, state=draw.choice([{key: odd}, odd, {key: ORDERED}]) or {}), None
-
-
-WAYS: dict[str, Callable[[Tensors, str, str, Draw], Held]] = {
-    way.__name__: way
-    for way in (
-        transposed, shared, clash, retyped, byte_order, negated, quantized, container, key_twice, attributes
-    )
-}  # fmt: skip
 GLOBALS = (
     "os system", "posix system", "subprocess Popen", "builtins exec", "builtins eval", "builtins open",
     "builtins getattr", "builtins __import__", "builtins compile", "builtins setattr", "__builtin__ eval",

@@ -2,13 +2,8 @@
 
 Needs atheris (`pip install atheris`), which is no dependency of the package. Corpora and findings stay in
 `build/campaigns/fuzz/READER`, so that a stopped run resumes; executions, CPU seconds and what was found are kept in
-`campaigns/results/fuzz.json`.
-
-    python -m campaigns.fuzz --seconds 7200           # every reader in turn, in slices
-    python -m campaigns.fuzz --replay                 # try all findings again
-
-A finding is an exception for which the program has no line, a line of more than 1,200 characters, more than 10 CPU
-seconds, or a peak of memory above three times the input and 64 MiB.
+`campaigns/results/fuzz.json`. A finding is an exception for which the program has no line, a line of more than 1,200
+characters, more than 10 CPU seconds, or a peak of memory above three times the input and 64 MiB.
 """
 
 import argparse
@@ -25,20 +20,16 @@ import traceback
 import warnings
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from campaigns.engine import RESULTS, SCRATCH, forget_peak, resident_memory
 
-SECONDS, FREE_MEMORY, LONGEST, SLICE = 10, 64 * 2**20, 1200, 240
+SECONDS, FREE_MEMORY, LONGEST, SLICE = 10, 64 * 2**20, 1200, 60
 # Readers of one file of a model's folder.
 FILES = {"config": "config.json", "processor": "preprocessor_config.json", "facts": "facts.json", "card": "README.md"}
-# What trees of JSON and cells of lists get in place of what they hold.
-ODD: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 255, 256, 2**31, 2**63, 10**30, 0.5, -0.0, 1e-320, 1e308, 1e999, float("nan"),
-    "", " ", "0", "01", "nan", "../a", "/etc/passwd", "\ud800", "e\u0301", "a\nb", "\x00", "x" * 300, [], {}, [[]],
-    [None], [0, 0, 1, 1], {"": None}, {"0": "a", "2": "b"}, "hf_vit", "vit", "a--b.C", "https://localhost:1/x",
-]  # fmt: skip
+READERS = (*FILES, "npz", "pth", "safetensors", "index", "csv", "jsonl", "coco", "dense")
 
 
 class Ground:
@@ -57,9 +48,8 @@ class Ground:
         values = {"top1": 0.5, "metrics": {"accuracy": 0.5}, "protocol": "top1", "settings": {"epochs": 1}}
         for kind in ("training", "evaluation"):
             append_record(self.model, make_record(kind, values=values, command="hf-vit finetune"))
-        (self.model / "README.md").write_text(
-            "---\nlicense: mit\ntags: [a]\nmodel-index:\n- name: a\n  results: []\n---\n# a\n"
-        )
+        card = "---\nlicense: mit\ntags: [a]\nmodel-index:\n- name: a\n  results: []\n---\n# a\n"
+        (self.model / "README.md").write_text(card)
         self.images = [Image.new("RGB", (8, 8), (20 * number, 9, 80)) for number in range(8)]
         for number, image in enumerate(self.images):
             for place in ("list", "coco", "dense/images"):
@@ -133,6 +123,9 @@ def targets(ground: Ground) -> dict[str, Callable[[bytes], object]]:
             for key in list(reader.shapes):
                 reader.read_floats(key)
 
+    def with_length(inner: bytes) -> bytes:
+        return max(0, len(inner) - 32).to_bytes(8, "little") + inner
+
     def zipped(member: str, data: bytes) -> bytes:
         file = io.BytesIO()
         others = {"a/data/0": bytes(24), "a/data/1": bytes(8), "a/version": b"3", "a/byteorder": b"little"}
@@ -177,9 +170,7 @@ def targets(ground: Ground) -> dict[str, Callable[[bytes], object]]:
     return {
         "npz": lambda data: checkpoint("a.npz", data, lambda inner: zipped("a.npy", inner)),
         "pth": lambda data: checkpoint("a.pth", data, lambda inner: zipped("a/data.pkl", inner)),
-        "safetensors": lambda data: checkpoint(
-            "a.safetensors", data, lambda inner: max(0, len(inner) - 32).to_bytes(8, "little") + inner
-        ),
+        "safetensors": lambda data: checkpoint("a.safetensors", data, with_length),
         "index": lambda data: checkpoint("shards/model.safetensors.index.json", b"\0" + data),
         "csv": lambda data: table("list", "a.csv", data),
         "jsonl": lambda data: table("list", "a.jsonl", data),
@@ -189,78 +180,45 @@ def targets(ground: Ground) -> dict[str, Callable[[bytes], object]]:
     }
 
 
-READERS = [
-    "npz",
-    "pth",
-    "safetensors",
-    "config",
-    "processor",
-    "index",
-    "facts",
-    "card",
-    "csv",
-    "jsonl",
-    "coco",
-    "dense",
-]
-
-
-# ---- mutations
-
-
 def mutate(reader: str, data: bytes, longest: int, seed: int) -> bytes:
     """Return other bytes: of JSON and lists half of the time with one odd value, else as libFuzzer has it."""
     import atheris
 
+    from campaigns.forgeries import NAMES, VALUES
+
     draw = random.Random(seed)
+    odd = draw.choice([value for value in (*VALUES, *NAMES) if len(repr(value)) < 400])
     try:
         if reader in ("config", "processor", "index", "facts", "coco") and draw.random() < 0.7:
-            return json.dumps(_other(json.loads(data), draw)).encode()[:longest]
+            return json.dumps(_change(json.loads(data), odd, draw)).encode()[:longest]
         if reader == "jsonl" and draw.random() < 0.6:
             lines = data.split(b"\n")
             at = draw.randrange(len(lines))
-            lines[at] = json.dumps(_other(json.loads(lines[at]), draw)).encode()
+            lines[at] = json.dumps(_change(json.loads(lines[at]), odd, draw)).encode()
             return b"\n".join(lines)[:longest]
         if reader in ("csv", "card") and draw.random() < 0.6:
             parts = re.split(rb"([,;\t\n\r\":])", data)
-            parts[draw.randrange(len(parts))] = str(draw.choice(ODD)).encode("utf-8", "surrogatepass")
+            parts[draw.randrange(len(parts))] = str(odd).encode("utf-8", "surrogatepass")
             return b"".join(parts)[:longest]
-    except (ValueError, RecursionError):
+    except (ValueError, LookupError, OverflowError, RecursionError):
         pass
     return atheris.Mutate(data, longest)
 
 
-def _other(tree: Any, draw: random.Random) -> Any:
-    """Return a tree of JSON in which one value is odd, gone, twice, or another one's."""
-    places: list[tuple[Any, Any]] = []
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
-            places.append((node, key))
-            waiting.append(node[key])
-    if not places:
-        return draw.choice(ODD)
-    for _ in range(draw.choice((1, 1, 2))):
-        (node, key), (other, name) = draw.choice(places), draw.choice(places)
-        try:
-            way = draw.randrange(6)
-            if way == 0:
-                del node[key]
-            elif way == 1:
-                node[key] = json.loads(json.dumps(other[name]))
-            elif way == 2 and isinstance(node, dict):
-                node[str(draw.choice(ODD))] = node.pop(key)
-            elif way == 3 and isinstance(node[key], int | float):
-                node[key] = node[key] * draw.choice((-1, 0.5, 1000, 10**9, 10**20))
-            else:
-                node[key] = draw.choice(ODD)
-        except (LookupError, ValueError, OverflowError):
-            continue
-    return tree
+def _change(tree: Any, odd: Any, draw: random.Random) -> Any:
+    """Return a tree of JSON in which one value is odd, gone, another one's, a multiple, or under an odd name."""
+    from campaigns.forgeries import places, value_at, with_value
 
-
-# ---- one slice in a process of its own, and the judge
+    place, other = (draw.choice(places(tree)) for _ in range(2))
+    value, way = value_at(tree, place), draw.randrange(6)
+    if way == 0 or (way == 1 and isinstance(place[-1], str)):
+        del value_at(tree, place[:-1])[place[-1]]
+        return tree if way == 0 else with_value(tree, (*place[:-1], str(odd)), value)
+    if way == 2:
+        return with_value(tree, place, value_at(tree, other))
+    if way == 3 and isinstance(value, int | float):
+        return with_value(tree, place, value * draw.choice((-1, 0.5, 1000, 10**9, 10**20)))
+    return with_value(tree, place, odd)
 
 
 def judge(target: Callable[[bytes], object], data: bytes) -> tuple[str, str] | None:
@@ -297,6 +255,8 @@ def prepare() -> None:
         import logging
 
         from datasets import disable_progress_bars
+
+        import campaigns.forgeries  # noqa: F401 - for the mutations
 
         with tempfile.TemporaryDirectory() as place:
             targets(Ground(Path(place)))
@@ -338,11 +298,8 @@ def fuzz(reader: str, seconds: float, counter: Path) -> None:
             os._exit(0)
 
     arguments = ["fuzz", "-timeout=3000", "-rss_limit_mb=6000", "-max_len=16384", "-verbosity=0"]
-    atheris.Setup(
-        [*arguments, f"-artifact_prefix={found}/", str(corpus)],
-        try_one,
-        custom_mutator=lambda data, longest, seed: mutate(reader, data, longest, seed),
-    )
+    arguments += [f"-artifact_prefix={found}/", str(corpus)]
+    atheris.Setup(arguments, try_one, custom_mutator=partial(mutate, reader))
     atheris.Fuzz()
 
 
@@ -374,10 +331,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m campaigns.fuzz", description=__doc__)
     parser.add_argument("--reader", choices=READERS, action="append", help="by default all, in turn")
     parser.add_argument("--seconds", type=int, default=7200, help="of CPU for every reader, over all runs")
-    parser.add_argument("--slice", type=int, default=60, help="CPU seconds of a turn")
     parser.add_argument("--replay", action="store_true", help="try all findings again")
     arguments = parser.parse_args()
-    readers, path = arguments.reader or list(READERS), RESULTS / "fuzz.json"
+    readers, path = arguments.reader or READERS, RESULTS / "fuzz.json"
     prepare()
     if arguments.replay:
         ground = Ground(Path(tempfile.mkdtemp(prefix="fuzz-")))
@@ -392,7 +348,7 @@ def main() -> None:
         reader = min(spent, key=lambda each: spent[each])
         if spent[reader] >= arguments.seconds:
             return
-        run(reader, arguments.slice)
+        run(reader, SLICE)
 
 
 if __name__ == "__main__":

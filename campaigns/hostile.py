@@ -96,6 +96,10 @@ HEAVY = ("evaluate", "hf_vit.training.api", "matplotlib.pyplot", "sklearn.linear
 # Each loads in its own way; the other commands load as one of these.
 DOORS = {"predict model", "finetune model", "convert model", "python from_hub", "push model",
          "evaluate data", "embed data --streaming"}  # fmt: skip
+# Into a model's own folder facts, card and pictures of what was measured.
+_MAY_WRITE = re.compile(
+    r"(good|clone)/(.*/)?(facts\.json|README\.md|confusion_matrix\.png|wrong_images\.png|analysis_[^/]*)"
+)
 # What belongs into the folder of a run: what it printed, its answer, its output, its home and temporary files.
 _OF_THE_RUN = {"stdout", "stderr", "answer.json", "out", "home", "tmp"}
 
@@ -158,7 +162,8 @@ class Field:
         folder.mkdir()
         for name, data in {**base, **attack.files}.items():
             path = folder / name
-            if data is not None and is_inside(folder, path):
+            is_inside = Path(os.path.normpath(path)).is_relative_to(folder) and path.name not in ("", "...", "..")
+            if data is not None and is_inside:
                 with suppress(OSError, ValueError):  # a name that no file can have
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(data)
@@ -167,20 +172,17 @@ class Field:
     def _cell(self, command: str, repo: str, address: str, attack: Attack, transport: str) -> str:
         client = self.client_of(transport)
         self.hub.clear_faults()
-        self.hub.settings(HOSTILE, gated=False, private=False)
-        if attack.settings:
-            self.hub.settings(HOSTILE, **attack.settings)
+        self.hub.settings(HOSTILE, **{"gated": False, "private": False, **attack.settings})
         for path, action, fields in attack.faults:
             self.hub.fault(path, action, **fields)
         self.ground.watch.seen()
         self.elsewhere.requests.clear()
         before = listing(self.root)
+        place = repo.partition("/")[0] if repo == HOSTILE else repo
         words = {"repo": repo, "hf": address, "good": self.good, "data": self.data, "image": self.ground.picture}
-        words["runtime"] = self.runtime
-        words["place"] = repo.partition("/")[0] if repo == HOSTILE else repo
+        words |= {"runtime": self.runtime, "place": place}
         outcome, folder = self._run(client, command, words)
         self.hub.clear_faults()
-        self.told = outcome.err
         self._check(outcome, folder, client.home, before)
         return "done" if outcome.code == 0 else "refused"
 
@@ -202,7 +204,7 @@ class Field:
         touched = self.ground.watch.seen()
         assert not touched, f"outside, {sorted(set(touched))} was touched"
         changed = {path for path, state in listing(self.root).items() if before.get(path) != state}
-        strange = [path for path in changed if not may_write(path)]
+        strange = [path for path in changed if not _MAY_WRITE.fullmatch(path)]
         assert not strange, f"written: {strange[:3]}"
         assert not {path.name for path in folder.iterdir()} - _OF_THE_RUN, "written into the working folder"
         assert {path.name for path in home.parent.iterdir() if not path.name.startswith("job-")} == {"home"}
@@ -227,18 +229,6 @@ class Field:
                 yield "a blob on the Hub", path.read_bytes()
 
 
-def may_write(path: str) -> bool:
-    """Into a model's own folder facts, card and pictures of what was measured."""
-    pictures = ("confusion_matrix.png", "wrong_images.png")
-    name = Path(path).name
-    is_ours = name in ("facts.json", "README.md", *pictures) or name.startswith("analysis_")
-    return path.startswith(("good/", "clone/")) and is_ours
-
-
-def is_inside(folder: Path, path: Path) -> bool:
-    return Path(os.path.normpath(path)).is_relative_to(folder) and path.name not in ("", "...", "..")
-
-
 def listing(root: Path) -> dict[str, int]:
     """Every file below with the time of its last change."""
     inside = [root, *(path for path in root.iterdir() if path.is_dir() and path.name != "outside")]
@@ -252,12 +242,8 @@ def check_words(outcome: Outcome) -> None:
         strange = [sign for sign in stream if unicodedata.category(sign) in ("Cc", "Cf") and sign not in "\n\t"]
         assert not strange, f"control characters {strange[:5]}: {stream[-300:]!r}"
     assert "Traceback" not in outcome.err, outcome.err[-400:]
-    lines = outcome.err.splitlines()
-    foreign = [
-        line
-        for line in lines
-        if not line.startswith(("hf-vit: ", "note: ", "assumed, ", "left out", "step ", "warning: "))
-    ]
+    lines, ours = outcome.err.splitlines(), ("hf-vit: ", "note: ", "assumed, ", "left out", "step ", "warning: ")
+    foreign = [line for line in lines if not line.startswith(ours)]
     assert not foreign, f"foreign words: {foreign[-3:]}"
     refusals = [line for line in lines if line.startswith("hf-vit: ")]
     assert len(refusals) == (outcome.code != 0), f"exit {outcome.code} with {lines[-3:]}"
@@ -265,7 +251,7 @@ def check_words(outcome: Outcome) -> None:
 
 
 def lot(case: str, number: int) -> int:
-    """A number below `number`, drawn by a hash of the case: every run draws the same."""
+    """Return a number below `number`, drawn by a hash of the case."""
     return int(hashlib.sha256(case.encode()).hexdigest(), 16) % number
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +35,15 @@ class Watch:
 
     def seen(self) -> list[str]:
         """Names of what was touched since the last question; "." is the folder itself."""
-        names: list[str] = []
-        try:
+        names, data = list[str](), b""
+        with suppress(BlockingIOError):
             data = os.read(self._descriptor, 1 << 16)
-        except BlockingIOError:
-            return names
         while data:
             _, _, _, length = _HEAD.unpack_from(data)
             name = data[_HEAD.size : _HEAD.size + length].rstrip(b"\0").decode()
             names.append(name or ".")
             data = data[_HEAD.size + length :]
         return names
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 class Ground:

@@ -146,12 +146,8 @@ class Runner:
         (self.place / "tmp").mkdir(parents=True)
         quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         quiet |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
-        here = {
-            "HF_HOME": str(self.place / "home"),
-            "TMPDIR": str(self.place / "tmp"),
-            "PYTHONPATH": zygote.SEARCH_PATH,
-        }
-        whole = {**os.environ, **quiet, **here, **environment}
+        here = {"HF_HOME": str(self.place / "home"), "TMPDIR": str(self.place / "tmp")}
+        whole = {**os.environ, **quiet, **here, "PYTHONPATH": zygote.SEARCH_PATH, **environment}
         self.warm = zygote.Zygote("-W", "ignore", "-m", "campaigns.kills", folder=folder, environment=whole)
         self.close = self.warm.close
 
@@ -276,11 +272,10 @@ class Prepared:
             known = files.get(name) in (earlier.get(name), new.get(name))
             assert known or is_card_of_its_facts(self.place / name), f"{name} is neither the earlier nor the new one"
         for folder in {name.rpartition("/")[0] for name in files if name.endswith("/config.json")}:
-            weights = [
-                {k: v for k, v in each.items() if k.startswith(f"{folder}/") and k.endswith(_OF_MODELS)}
-                for each in (files, earlier, new)
-            ]
-            assert weights[0] in weights[1:], f"the model in {folder} is of two"
+            paths = {name for name in files | earlier | new if name.startswith(f"{folder}/")}
+            paths = [name for name in paths if name.endswith(_OF_MODELS)]
+            left, *known = [[each.get(name) for name in paths] for each in (files, earlier, new)]
+            assert left in known, f"the model in {folder} is of two"
         return "between"
 
     def resume(self) -> str:
@@ -375,9 +370,8 @@ def refuse(prepared: Prepared, what: str, at: int) -> str:
     assert outcome.code == 1, outcome
     line = check_line(outcome)
     reason = os.strerror(errno.ENOSPC if what == "FULL" else getattr(errno, what))
-    assert any(each in line for each in (reason, "probably because the disk is full", "MiB free and")), (
-        f"the reason is missing: {line}"
-    )
+    has_reason = any(each in line for each in (reason, "probably because the disk is full", "MiB free and"))
+    assert has_reason, f"the reason is missing: {line}"
     assert re.search(r"; (free|make|have|raise|choose|check)", line), f"the remedy is missing: {line}"
     return f"{left}, {prepared.resume()}"
 

@@ -36,9 +36,10 @@ KINDS = {
 SILENCE = 30  # seconds that a process waits for the others
 # What torchrun gives processes to end before it kills them, and as much for everything else on a busy machine.
 BOUND = SILENCE + 30 + 240
-SETTINGS: dict[str, Any] = dict(
-    steps=8, evaluations=8, batch_size=16, optimizer="sgd", learning_rate=0.1, mixup_alpha=0, dropout=0, drop_path=0
-)
+SETTINGS: dict[str, Any] = {
+    "steps": 8, "evaluations": 8, "batch_size": 16, "optimizer": "sgd", "learning_rate": 0.1, "mixup_alpha": 0,
+    "dropout": 0, "drop_path": 0,
+}  # fmt: skip
 HOSTS, CABLE, ADDRESSES = ("hf_vit_a", "hf_vit_b"), ("hfvit0", "hfvit1"), ("10.213.7.1", "10.213.7.2")
 
 
@@ -75,9 +76,7 @@ class Training(Launch):
     def __init__(self, place: Path, name: str, kind: str) -> None:
         super().__init__(BOUND)
         self.output, is_cut = place / name, kind.startswith("cut")
-        launchers: list[tuple[Any, ...]] = [
-            ("--standalone", "--nproc-per-node", 2, "--max-restarts", int(kind == "killed"))
-        ]
+        launchers: list[Any] = [("--standalone", "--nproc-per-node", 2, "--max-restarts", int(kind == "killed"))]
         words = ["--model", place / "model", "--data", place / "colours", "--output", self.output, "--device", "cpu"]
         words += ["--precision", "fp32", "--process-timeout", BOUND if kind == "slow" else SILENCE]
         words += [word for key, value in SETTINGS.items() for word in (f"--{key.replace('_', '-')}", value)]

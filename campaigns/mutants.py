@@ -110,9 +110,8 @@ def iterate_sites(node: Any, names: tuple[str, ...] = (), text: str = "", field:
 
 def sources() -> Iterator[tuple[str, list[Site]]]:
     """Iterate over (file, its sites)."""
-    paths = [
-        path for place in ("src/hf_vit", "src/hf_vit_settings", "conversion") for path in ROOT.glob(f"{place}/**/*.py")
-    ]
+    places = ("src/hf_vit", "src/hf_vit_settings", "conversion")
+    paths = [path for place in places for path in ROOT.glob(f"{place}/**/*.py")]
     for file in sorted(str(path.relative_to(ROOT)) for path in paths if not path.parent.is_symlink()):
         yield file, [*iterate_sites(ast.parse((ROOT / file).read_text()))]
 
@@ -266,11 +265,10 @@ def enter(folder: Path) -> None:
 
 
 def run_tests(folder: Path, arguments: list[str], limit: int) -> tuple[int | None, float, list[dict[str, Any]]]:
-    """Run pytest in a fork.
+    """Run pytest in a fork, for so many CPU seconds and while it is not idle for five minutes.
 
     Returns:
-        Exit code (None: stopped after `limit` CPU seconds, or five minutes of idleness), CPU seconds, and what the
-        plugin wrote.
+        Exit code (None: it was stopped), CPU seconds, and what the plugin wrote.
     """
     for name in ("tests", "hits", "context"):
         (folder / name).write_text("")
@@ -390,11 +388,8 @@ def run(place: Path, end: float, hours: float) -> None:
         number, before = mutant["id"], [line for line in outcomes if line["id"] == mutant["id"]]
         passed = {test for line in before for test in (*line["passed"], *line["unsound"])}
         tests = [test for test in selected[number] if test not in passed]
-        if (
-            not tests
-            or number not in places
-            or {recorded.get(str(number)), *(line["outcome"] for line in before)} & DEAD
-        ):
+        is_dead = {recorded.get(str(number)), *(line["outcome"] for line in before)} & DEAD
+        if not tests or number not in places or is_dead:
             continue
         if time.time() > end or spent > hours * 3600:
             return
@@ -449,13 +444,12 @@ def record(place: Path) -> int:
     asked = ["git", "log", "-1", "--format=%H", "--", "src", "conversion", "tests"]  # what is measured
     commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     result = {
-        **{"date": date.today().isoformat(), "commit": commit.strip(), "python": sys.version.split()[0]},
+        "date": date.today().isoformat(), "commit": commit.strip(), "python": sys.version.split()[0],
         "test_files_covered": f"{len(pieces)} of {files}",
         "run": sum(outcome in ran for outcome in outcomes.values()),
         **Counter(outcomes.values()),
-        "cpu_hours": round(sum(line["seconds"] for line in (*pieces, *lines)) / 3600, 2),
-        "packages": packages,
-    }
+        "cpu_hours": round(sum(line["seconds"] for line in (*pieces, *lines)) / 3600, 2), "packages": packages,
+    }  # fmt: skip
     earlier = [old["outcomes"] for name, old in rounds.items() if name != place.name]
     rounds[place.name] = {**result, "outcomes": outcomes}
     RECORD.write_text(json.dumps(rounds, indent=1) + "\n")

@@ -57,11 +57,11 @@ def part_of_photograph(draw: random.Random, sides: tuple[int, int]) -> tuple[Ima
     return Image.open(file).convert("RGB"), label
 
 
-digits_of = cache(sklearn.datasets.load_digits)
+load_digits = cache(sklearn.datasets.load_digits)
 
 
 def digit(index: int) -> tuple[Image.Image, int]:
-    digits = digits_of()
+    digits = load_digits()
     return Image.fromarray((digits.images[index] * 15.9375).astype(np.uint8)).convert("RGB"), int(digits.target[index])
 
 
@@ -97,9 +97,10 @@ class Pair:
 
     def attempt(self, number: int) -> str:
         """How close the answers are; right or wrong of what the model says of the image."""
-        image, label = (
-            digit(TRAINED + number) if self.group == "digits" else part_of_photograph(random.Random(number), (16, 800))
-        )
+        if self.group == "digits":
+            image, label = digit(TRAINED + number)
+        else:
+            image, label = part_of_photograph(random.Random(number), (16, 800))
         with torch.inference_mode():
             pixel_values = self.processor(images=image, return_tensors="pt")["pixel_values"]
             ours = self.model(pixel_values).logits[0].double().softmax(-1).numpy()
@@ -118,9 +119,7 @@ def cases() -> list[str]:
 
 @contextmanager
 def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
-    @cache
-    def pair_of(group: str) -> Pair:
-        return Pair(group, folder / group.replace(", ", "_"))
+    pair_of = cache(lambda group: Pair(group, folder / group.replace(", ", "_")))
 
     def attempt(case: str) -> str:
         group, number = case.split("/")

@@ -6,8 +6,8 @@ by the same command; and the files have the rows of one process in its order, wi
 
 import random
 import re
+import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,13 +28,14 @@ BOUND = 600  # seconds for a command on a busy machine
 IMAGES, ROWS_PER_FILE, BATCH = 160, 4, 2
 MOMENTS = 40  # that a run's files are divided into
 SPLIT = ("--split", "train")
-TITLES = {"actor": "ray::MapWorker", "reader": "MapBatches(_read)"}
+# What is killed -> the beginning of its command line; a lost server ends the command.
+SERVERS = {"raylet": "raylet/raylet", "store of the cluster": "gcs/gcs_server"}
+TITLES = {"actor": "ray::MapWorker", "reader": "MapBatches(_read)", **SERVERS}
 # What fails -> how often.
 KINDS = {
     "actor": 20, "reader": 20, "driver": 15, "Ctrl-C": 5, "raylet": 10, "store of the cluster": 5, "slow actor": 3,
     "corrupt image": 5, "node": 15, "two nodes": 2,
 }  # fmt: skip
-SERVERS = {"raylet": "raylet/raylet", "store of the cluster": "gcs/gcs_server"}
 
 
 def make_place(folder: Path) -> Path:
@@ -68,10 +69,13 @@ class Run(Launch):
         files = max(1, moment * len(list((self.place / "whole").glob("*.parquet"))) // MOMENTS)
         return self.wait_until(lambda: len(list(self.output.glob("*.parquet"))) >= files)
 
-    def kill(self, beginning: str) -> None:
-        """Kill what it started whose command line begins so."""
-        for process in named(self.children(), beginning):
-            process.kill()
+    def named(self, beginning: str) -> list[psutil.Process]:
+        """Return what it started whose command line begins so."""
+        found = []
+        for process in self.children():
+            with suppress(psutil.Error):
+                found += [process] if beginning in "".join(process.cmdline()[:1]) else []
+        return found
 
     def end_alone(self) -> int:
         """Its exit status, within the bound; nothing that it started lives on."""
@@ -99,28 +103,11 @@ class Run(Launch):
         self.check_files()
         return "same files"
 
-    def check_line(self, said: str) -> str:
-        """One line of ours, whatever Ray's libraries say of a lost cluster besides; then the way on."""
-        assert self.end_alone() != 0, "it says nothing"
-        lines = [line for line in self.text.splitlines() if line.startswith("hf-vit: ")]
-        assert len(lines) == 1, self.text[-400:]
-        assert re.search(said, lines[0]), lines[0]
-        return "one line"
-
     def check_going_on(self) -> str:
         """It ended, in whatever way; the same command does the rest."""
         code = self.end_alone()
         assert Run(self.place, self.output.name).check_done() == "same files"
         return f"ended ({'in itself' if code >= 0 else 'killed'}), the same command: same files"
-
-
-def named(processes: list[psutil.Process], beginning: str) -> list[psutil.Process]:
-    """Those whose command line holds that near its beginning."""
-    found = []
-    for process in processes:
-        with suppress(psutil.Error):
-            found += [process] if beginning in "".join(process.cmdline()[:1]) else []
-    return found
 
 
 def strike(place: Path, case: str) -> str:
@@ -138,21 +125,19 @@ def strike(place: Path, case: str) -> str:
         assert "run the same command again to continue" in run.text
         assert Run(place, run.output.name).check_done() == "same files"
         return "one line, the same command: same files"
-    if kind in SERVERS:
-        run.kill(SERVERS[kind])
-        return run.check_going_on()
     if kind == "slow actor":
-        run.slow_down(lambda: named(run.children(), TITLES["actor"]))
-    else:
-        run.kill(TITLES[kind])
-    return run.check_done()
+        run.slow_down(lambda: run.named(TITLES["actor"]))
+        return run.check_done()
+    for process in run.named(TITLES[kind]):
+        process.kill()
+    return run.check_going_on() if kind in SERVERS else run.check_done()
 
 
 def corrupt(place: Path, case: str) -> str:
     """An image is damaged after all were looked at: the part that holds it is told in one line, others stay."""
     torn = place / "torn"
     if not torn.exists():
-        subprocess.run(["cp", "-r", str(place / "images"), str(torn)], check=True)
+        shutil.copytree(place / "images", torn)
     last = max((place / "whole").glob("*.parquet"))
     victim = torn / "train" / parquet.read_table(last).column("image")[0].as_py()
     whole = victim.read_bytes()
@@ -160,7 +145,11 @@ def corrupt(place: Path, case: str) -> str:
     try:
         assert run.wait_for(1)
         victim.write_bytes(whole[:2000])
-        return run.check_line(rf"image '.*{victim.name}'.*(corrupt|cannot be read)")
+        assert run.end_alone() != 0, "it says nothing"
+        lines = [line for line in run.text.splitlines() if line.startswith("hf-vit: ")]  # Ray's libraries say more
+        assert len(lines) == 1, run.text[-400:]
+        assert re.search(rf"image '.*{victim.name}'.*(corrupt|cannot be read)", lines[0]), lines[0]
+        return "one line"
     finally:
         victim.write_bytes(whole)
 

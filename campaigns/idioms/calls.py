@@ -26,23 +26,23 @@ def wide(trial: Trial) -> torch.Tensor:
     return larger[:, :, ::2, 1::3]
 
 
+def transposed(trial: Trial) -> torch.Tensor:
+    """Mirrored axes of a transposed one."""
+    return trial.images().permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
+
+
+# More than anything keeps, and the first again.
+GRIDS = [*((h, w) for h in (2, 3, 4, 5) for w in (2, 3, 5, 6, 7)), (2, 2), (3, 2)]
 # Idiom -> the images that a model of the old weights is asked for, one batch after the other.
 IMAGES: dict[str, Callable[[Trial], Tensors]] = {
     "sizes: nominal": lambda trial: [trial.images(None)],
     "sizes: larger": lambda trial: [trial.images((7, 7))],
     "sizes: smaller": lambda trial: [trial.images((2, 2))],
     "sizes: rectangular": lambda trial: [trial.images((2, 6))],
-    # More than anything keeps, and the first again.
-    "sizes: many, one after the other": lambda trial: [
-        trial.images(grid, batch=1)
-        for grid in (*((h, w) for h in (2, 3, 4, 5) for w in (2, 3, 5, 6, 7)), (2, 2), (3, 2))
-    ],
+    "sizes: many, one after the other": lambda trial: [trial.images(grid, batch=1) for grid in GRIDS],
     "batches: 1, 17": lambda trial: [trial.images(batch=batch) for batch in (1, 17)],
     "images: channels_last": lambda trial: [trial.images().contiguous(memory_format=torch.channels_last)],
-    "images: not contiguous": lambda trial: [
-        wide(trial),
-        trial.images().permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0),  # mirrored axes of a transposed one
-    ],
+    "images: not contiguous": lambda trial: [wide(trial), transposed(trial)],
     "images: expanded from one": lambda trial: [trial.images(batch=1).expand(4, -1, -1, -1)],
     # The model's dtype rounds them, as transformers' ViT does; float64 loses nothing of the dtypes here.
     "images: of another dtype": lambda trial: [trial.images().double()],
@@ -231,8 +231,7 @@ def other_attention(trial: Trial, model: Any) -> Changed:
     return model, exact
 
 
-eager: Callable[[Trial, Any], None] = lambda trial, model: model.set_attn_implementation("eager")  # noqa: E731
-enter("attention: eager, set afterwards", eager, OLD, takes=is_vit)
+enter("attention: eager, set afterwards", lambda _, model: model.set_attn_implementation("eager"), OLD, takes=is_vit)
 enter("attention: there and back", there_and_back, OLD, takes=is_vit)
 enter("attention: a function of one's own", other_attention, takes=is_vit)
 
@@ -286,10 +285,9 @@ def threads(trial: Trial) -> Pair:
     model, exact = trial.done(trial.start()), trial.exact(OLD)
     images = [trial.images((h, w), batch=1) for h in (2, 3, 4, 5) for w in (2, 3, 4, 5, 6)] * 2
     with ThreadPoolExecutor(8) as pool:
-        given = pool.map(torch.no_grad()(lambda each: trial.answer(model, each)), images)
-        return [tensor for tensors in given for tensor in tensors], [
-            tensor for each in images for tensor in trial.wanted(exact, each)
-        ]
+        answers = pool.map(torch.no_grad()(lambda each: trial.answer(model, each)), images)
+        given = [tensor for tensors in answers for tensor in tensors]
+    return given, [tensor for each in images for tensor in trial.wanted(exact, each)]
 
 
 @idiom("devices: a part on meta", dtypes=(*PLAIN, "int8-torchao"))

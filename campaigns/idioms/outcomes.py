@@ -33,11 +33,6 @@ class Outcome(NamedTuple):
     text: str = ""
 
 
-def tolerance(subject: Subject) -> float:
-    stem = subject.family in ("hybrid", "bit")
-    return HYBRID_FLOAT32 if stem and subject.dtype == "float32" else TOLERANCES[subject.dtype]
-
-
 @functools.lru_cache(maxsize=4096)
 def outcome(subject: Subject, state: str, name: str) -> Outcome:
     """Of one idiom; the distance of what is rough is the mean over seeds."""
@@ -64,7 +59,9 @@ def outcome(subject: Subject, state: str, name: str) -> Outcome:
     off = sum(offs) / len(offs)
     if rough:
         return Outcome("rough", off)
-    return Outcome("right" if off <= tolerance(subject) else "wrong", off, str(trial.notes.get("at", "")))
+    is_rounded = subject.family in ("hybrid", "bit") and subject.dtype == "float32"
+    tolerance = HYBRID_FLOAT32 if is_rounded else TOLERANCES[subject.dtype]
+    return Outcome("right" if off <= tolerance else "wrong", off, str(trial.notes.get("at", "")))
 
 
 def refusal(error: Exception) -> Outcome:
@@ -74,35 +71,20 @@ def refusal(error: Exception) -> Outcome:
     return Outcome(kind, text=f"{type(error).__name__}: {error}")
 
 
-def base_of(subject: Subject) -> Outcome:
-    """The same model and dtype without any idiom."""
-    return outcome(subject, AS_LOADED, "nothing")
-
-
-def their(subject: Subject, name: str) -> Outcome:
-    """transformers' ViT under the same idiom."""
-    return outcome(Subject("transformers", subject.head, subject.dtype), AS_LOADED, name)
-
-
 def judged(subject: Subject, state: str, name: str) -> Outcome:
     """With what is rough decided: beside transformers' ViT, or beside the model without the idiom."""
     found = outcome(subject, state, name)
     if found.kind != "rough":
         return found
     if not subject.is_ours:
-        return found._replace(kind="right" if found.off <= max(0.2, NOISE * base_of(subject).off) else "wrong")
-    beside = Subject("transformers", subject.head, subject.dtype)
-    names = [name] if IDIOMS[name].fits(beside) and judged(beside, AS_LOADED, name).kind == "right" else ["nothing"]
+        limit = max(0.2, NOISE * outcome(subject, AS_LOADED, "nothing").off)
+        return found._replace(kind="right" if found.off <= limit else "wrong")
+    theirs = name if their_word(subject, name) == "right" else "nothing"
     deeper = max(DEEPER.get(each, 1.0) for each in (subject.family, subject.choice))
-    limit = NOISE * deeper * max(their(subject, each).off for each in names)
+    limit = NOISE * deeper * outcome(Subject("transformers", subject.head, subject.dtype), AS_LOADED, theirs).off
     if name != "nothing":
-        limit = max(limit, NOISE * base_of(subject).off)
+        limit = max(limit, NOISE * outcome(subject, AS_LOADED, "nothing").off)
     return found._replace(kind="right" if found.off <= limit else "wrong", text=f"allowed {limit:.2g}")
-
-
-def case_of(subject: Subject, state: str, name: str) -> str:
-    family = subject.family if subject.choice == "default" else f"{subject.family}:{subject.choice}"
-    return f"{family}/{subject.head}/{subject.dtype}/{state}/{name}"
 
 
 def parts_of(case: str) -> tuple[Subject, str, str]:
@@ -128,10 +110,9 @@ def attempt(case: str) -> str:
 
 
 def their_word(subject: Subject, name: str) -> str:
+    """What became of transformers' ViT under the same idiom."""
     beside = Subject("transformers", subject.head, subject.dtype)
-    if not IDIOMS[name].fits(beside):
-        return "without it"
-    return judged(beside, AS_LOADED, name).kind
+    return judged(beside, AS_LOADED, name).kind if IDIOMS[name].fits(beside) else "without it"
 
 
 def subjects(dtypes: tuple[str, ...]) -> list[Subject]:
@@ -141,5 +122,6 @@ def subjects(dtypes: tuple[str, ...]) -> list[Subject]:
 
 
 def cases_of(subject: Subject) -> list[str]:
+    family = subject.family if subject.choice == "default" else f"{subject.family}:{subject.choice}"
     fitting = [name for name, idiom in IDIOMS.items() if idiom.fits(subject)]
-    return [case_of(subject, state, name) for name in fitting for state in STATES]
+    return [f"{family}/{subject.head}/{subject.dtype}/{state}/{name}" for name in fitting for state in STATES]

@@ -35,11 +35,6 @@ Recorded on {date} with torch {torch} and transformers {transformers} by `python
 """
 
 
-def format_outcomes(kinds: set[str]) -> str:
-    """Return the outcomes of a cell in the words of the page."""
-    return ", ".join(word for kind, word in WORDS.items() if kind in kinds) or WORDS["without it"]
-
-
 def read(rows: list[dict]) -> tuple[dict, dict]:
     """Return our outcomes by (idiom, family, state), where 8-bit models are states of their own, and transformers'."""
     ours, theirs = defaultdict(set), defaultdict(set)
@@ -63,7 +58,9 @@ def page() -> str:
     for idiom in (row["group"] for row in recorded["rows"]):
         loaded = [ours[idiom, family, AS_LOADED] | ours[idiom, family, EIGHT_BITS] for family in TITLES]
         optimized = [set().union(*(ours[idiom, family, state] for family in TITLES)) for state in (BEFORE, OPTIMIZED)]
-        rows.append([idiom, *map(format_outcomes, [*loaded, theirs[idiom], *optimized])])
+        cells = (*loaded, theirs[idiom], *optimized)
+        words = [", ".join(word for kind, word in WORDS.items() if kind in kinds) for kinds in cells]
+        rows.append([idiom, *(each or WORDS["without it"] for each in words)])
     return "\n".join([head, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 

@@ -38,20 +38,17 @@ class TransformersFamily(Family):
     """transformers' ViT in the place of a family: the plain one's sizes, its classes, what it calls them."""
 
     def config(self, choice: str = "default", **overrides: Any) -> Any:
-        return _with_stride(ViTConfig(**{**self.sizes, **self.tiny, **overrides, "encoder_stride": 4}))
+        """Return a config with what tests ask one of the package for."""
+        config: Any = ViTConfig(**{**self.sizes, **self.tiny, **overrides, "encoder_stride": 4})
+        grid = config.image_size // config.patch_size
+        config.patch_stride, config.grid = (config.patch_size,) * 2, (grid, grid)
+        return config
 
     @property
     def classes(self) -> dict[str, Any]:
         """A backbone is compared with the bare model: there is none of ViT."""
         heads = {"classification": ViTForImageClassification, "masked_prediction": ViTForMaskedImageModeling}
         return {"model": ViTModel, **heads, "backbone": ViTModel}
-
-
-def _with_stride(config: Any) -> Any:
-    """What tests ask a config of the package for."""
-    grid = config.image_size // config.patch_size
-    config.patch_stride, config.grid = (config.patch_size,) * 2, (grid, grid)
-    return config
 
 
 TRANSFORMERS = TransformersFamily("transformers", {"patch_size": 4}, {"default": {}})
@@ -121,21 +118,18 @@ class Subject:
 
     def build(self, seed: int = OLD) -> Any:
         """As a user has it: in its dtype, quantised."""
-        return quantised(self.bare(seed), self.dtype)
+        model = self.bare(seed)
+        if self.dtype == "int8-torchao":
+            from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+            quantize_(model, Int8WeightOnlyConfig())
+        if self.dtype == "int8-dynamic":
+            model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+        return model
 
     def exact(self, seed: int = OLD) -> Any:
         """The same weights, rounded to the dtype as they are, in float64 and never quantised."""
         return self.bare(seed).double()
-
-
-def quantised(model: Any, dtype: str) -> Any:
-    if dtype == "int8-torchao":
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-        quantize_(model, Int8WeightOnlyConfig())
-    if dtype == "int8-dynamic":
-        model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
-    return model
 
 
 def tensors_of(outputs: Any) -> Tensors:

@@ -36,7 +36,7 @@ def enter(name: str, change: Callable[[Trial, Any], Any], weights: int = NEW, **
             case nn.Module() as changed, nn.Module() as exact:
                 return answers(trial, changed, exact)
             case nn.Module() as changed:
-                model = changed
+                return answers(trial, changed, trial.exact(weights))
         return answers(trial, model, trial.exact(weights))
 
 
@@ -57,6 +57,10 @@ def each_pair(write: Callable[[torch.Tensor, torch.Tensor], object]) -> Callable
     return change
 
 
+def write_by_numpy(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    tensor.detach().numpy()[...] = other.detach().numpy()
+
+
 def is_vit(subject: Any) -> bool:
     return subject.is_vit
 
@@ -67,6 +71,10 @@ def replaced(trial: Trial, model: Any) -> None:
             setattr(model.get_submodule(name), own, nn.Parameter(parameter.detach().clone()))
         for own, buffer in module.named_buffers(recurse=False):
             model.get_submodule(name).register_buffer(own, buffer.clone())
+
+
+def load_state(trial: Trial, model: Any, **options: bool) -> None:
+    model.load_state_dict(trial.source().state_dict(), **options)
 
 
 def from_a_vector(trial: Trial, model: Any) -> None:
@@ -85,16 +93,9 @@ enter("nothing", lambda trial, model: None, OLD)
 enter("weights: copy_", each_pair(torch.no_grad()(lambda tensor, other: tensor.copy_(other))), dtypes=PLAIN)
 enter("weights: .data.copy_", each_pair(lambda tensor, other: tensor.data.copy_(other)), dtypes=PLAIN)
 enter("weights: .data = ...", each_pair(lambda tensor, other: setattr(tensor, "data", other.data)), dtypes=PLAIN)
-enter(
-    "weights: numpy view",
-    each_pair(lambda tensor, other: tensor.detach().numpy().__setitem__(..., other.detach().numpy())),
-    dtypes=EXACT,
-)
-enter("weights: load_state_dict", lambda trial, model: model.load_state_dict(trial.source().state_dict()))
-enter(
-    "weights: load_state_dict(assign=True)",
-    lambda trial, model: model.load_state_dict(trial.source().state_dict(), assign=True),
-)
+enter("weights: numpy view", each_pair(write_by_numpy), dtypes=EXACT)
+enter("weights: load_state_dict", load_state)
+enter("weights: load_state_dict(assign=True)", partial(load_state, assign=True))
 enter("weights: parameters replaced", replaced, dtypes=PLAIN)
 enter("weights: vector_to_parameters", from_a_vector, dtypes=PLAIN, takes=is_vit)
 enter("weights: optimiser step", stepped, dtypes=PLAIN, takes=is_vit)
@@ -203,17 +204,11 @@ enter("weights: pruned", pruned, dtypes=PLAIN)
 enter("weights: pruned for good", partial(pruned, for_good=True), dtypes=PLAIN)
 
 
-def deepcopied(trial: Trial, model: Any) -> nn.Module:
+def deepcopied(trial: Trial, model: Any, copy_changes: bool) -> nn.Module:
     other = copy.deepcopy(model)
-    model.load_state_dict(trial.source().state_dict())
+    load_state(trial, other if copy_changes else model)
     return other
 
 
-def copy_changed(trial: Trial, model: Any) -> nn.Module:
-    other = copy.deepcopy(model)
-    other.load_state_dict(trial.source().state_dict())
-    return other
-
-
-enter("copies: deepcopy, then the original changes", deepcopied, OLD)
-enter("copies: deepcopy, then the copy changes", copy_changed)
+enter("copies: deepcopy, then the original changes", partial(deepcopied, copy_changes=False), OLD)
+enter("copies: deepcopy, then the copy changes", partial(deepcopied, copy_changes=True))
