@@ -81,7 +81,6 @@ def build_config(size: int) -> HfViTConfig:
 
 
 def open_ours(layout: Layout) -> Batches:
-    """Return the loader that `finetune` uses."""
     config = build_config(layout.size)
     data = load_data(f"{layout.path}/*.tar" if layout.is_stream else str(layout.path), streaming=layout.is_stream)
     augmentation = AugmentationConfig(horizontal_flip=0.5, random_resized_crop=SCALE)
@@ -111,7 +110,6 @@ def load(data: Any, workers: int, **settings: Any) -> Batches:
 
 
 def transform_rows(transform: Any, image: str, label: str, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return a batch of `datasets` with transformed images."""
     return {"pixel_values": [transform(each.convert("RGB")) for each in rows[image]], "label": rows[label]}
 
 
@@ -212,7 +210,6 @@ def write_photographs(folder: Path, images: int, side: int, others_side: int) ->
 
 
 def write_layouts(folder: Path, images: int) -> dict[str, Layout]:
-    """Write the data sets."""
     write_photographs(folder / "files", images, 512, SMALL)
     make_splits(folder / "small", SMALL)
     noise = np.random.default_rng(0)
@@ -325,7 +322,6 @@ def write_forms(idx: Path, folder: Path) -> dict[str, Path]:
 
 
 def measure_first_step(settings: Any) -> None:
-    """Measure the way to the first step, and photographs."""
     with tempfile.TemporaryDirectory() as temporary_folder:
         folder = Path(temporary_folder)
         report = Script(settings)

@@ -20,7 +20,6 @@ PEERS = {"SVC(C=10, gamma=0.001)": SVC(C=10, gamma=0.001), "3 nearest neighbours
 
 
 def read_seed(folder: Path) -> dict[str, Any]:
-    """Return the recorded results of one seed's model."""
     facts = Facts.load(folder)
     training, test = facts.filter_kind("training")[-1], facts.filter_kind("evaluation")[-1]
     assert test.data is not None
@@ -33,7 +32,6 @@ def read_seed(folder: Path) -> dict[str, Any]:
 
 
 def count_peer_errors() -> dict[str, int]:
-    """Return how many test images each scikit-learn classifier misclassifies."""
     splits: Any = load_data("digits").splits
     pixels = {
         name: np.stack([np.asarray(row["image"].convert("L"), dtype=float).ravel() / 255 * 16 for row in splits[name]])

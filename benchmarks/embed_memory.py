@@ -57,7 +57,6 @@ def write_model(folder: Path, **sizes: int) -> None:
 
 
 def count_bytes(processes: list[psutil.Process]) -> int:
-    """Return the bytes that processes hold together."""
     total = 0
     for process in processes:
         with suppress(psutil.Error):

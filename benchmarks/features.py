@@ -74,7 +74,6 @@ def read_peer(model: Any, images: torch.Tensor, norm: bool) -> Features:
 
 
 def read_original(recorded: dict[str, torch.Tensor], size: str, dtype: torch.dtype, count: int, norm: bool) -> Features:
-    """Return what the original code recorded for `count` patches."""
     if dtype == torch.bfloat16:
         recorded = {}
     ending = f"_f64_{size}" if dtype == torch.float64 else f"_{size}"
@@ -146,8 +145,6 @@ def measure(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 class Comparison:
-    """The cells of a kind of models."""
-
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind, self.folder = kind, folder
         self.ours, self.recorded = open_kind(KINDS[kind], folder / "model")

@@ -146,7 +146,6 @@ def evaluate_torch(family: str, name: str, work: Path) -> dict[str, Any]:
 
 
 def save_random_model(variant: str, work: Path) -> Path:
-    """Return a model with random weights at 224 px."""
     from hf_vit.speed.peers import Shape, build
 
     folder = work / "models" / variant.replace("/", "")
@@ -219,7 +218,6 @@ def build_step(
 
 
 def time_forms(runtime: str, variant: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all forms of a runtime in turns: images/s, ratio to float32, memory and file size in MB."""
     images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     turns: dict[str, Callable[[], Any]] = {}
     for form in INT8_FORMS[runtime]:

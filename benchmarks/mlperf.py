@@ -95,7 +95,6 @@ class Turns:
 
 
 def run(names: Iterable[str], job: Job) -> dict[str, Any]:
-    """Build the contestants of a cell, warm them up, let LoadGen ask, and return what it measured."""
     keep_freed_memory()
     turns = Turns(names, Shape(job["variant"]), DTYPES[job["dtype"]], BATCHES[job["scenario"]])
     seconds = 1.03 * len(turns.rates) * max(SECONDS, QUERIES / min(turns.rates.values()))

@@ -170,7 +170,6 @@ def run_page(folder: Path, work: Path) -> torch.Tensor:
 
 
 def time_forms(folder: Path, work: Path) -> dict[str, Any]:
-    """Return the speed of forms as multiples of float32 as loaded; of exports, which take one size, at that."""
     rows: dict[str, Any] = {}
     exports = [form for form in EXPORTS if (work / form.replace(" ", "-")).is_dir()]
     with torch.inference_mode():
@@ -185,7 +184,6 @@ def time_forms(folder: Path, work: Path) -> dict[str, Any]:
 
 
 def carry_out(wheel: Path, work: Path, job: Job, _: Any) -> dict[str, Any]:
-    """Run one form on all test images."""
     form = job["form"]
     if form == "conversion":
         return compare_layers(wheel, work)

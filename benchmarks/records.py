@@ -53,7 +53,6 @@ def script_options(
 
 
 def read_plan(plan: Any, arguments: argparse.Namespace) -> Any:
-    """Return the plan that options ask for, see `script_options`."""
     values = {plan_field.name: getattr(arguments, plan_field.name) for plan_field in fields(plan)}
     return plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
@@ -75,7 +74,6 @@ class Records:
         self._known: tuple[int, list[dict[str, Any]]] = (0, [])
 
     def find(self, job: Job) -> dict[str, Any] | None:
-        """Return the record of a job, or None."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if size != self._known[0]:
             self._known = (size, read(self.path))

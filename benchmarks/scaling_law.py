@@ -90,12 +90,10 @@ def run_job(job: Job, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def fractals(images: int) -> str:
-    """Return the data with this many training images."""
     return f"fractals:classes={CLASSES},images={images // CLASSES},jitter=50"
 
 
 def compute_teraflops(images: int) -> float:
-    """Return the compute of a training in 10^12 operations."""
     return 3 * forward_flops(MODEL) * images / 1e12
 
 
@@ -118,7 +116,6 @@ def fit_law(runs: list[dict[str, Any]], shift: bool) -> ScalingLaw:
 
 
 def draw(plan: Plan, records: Records, path: Path) -> None:
-    """Draw the losses over compute, the law and its floor."""
     runs, held_out = ([run for job in jobs if (run := records.find(job))] for jobs in (plan.runs(), plan.held_out()))
     law = fit_law(runs, plan.shift)
     figure = make_figure(6, 4)

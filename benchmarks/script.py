@@ -20,13 +20,11 @@ CPU: dict[str, Any] = {"device": "cpu", "precision": "fp32"}  # of every trainin
 
 
 def describe(description: str | None, **texts: str) -> argparse.ArgumentParser:
-    """Return a parser that shows a script's docstring as it is."""
     raw = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(description=description, formatter_class=raw, **texts)
 
 
 def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
-    """Return the options that every script has."""
     options = describe(description)
     options.add_argument("--turns", type=int, default=turns, help=f"turns of every contestant (default {turns})")
     options.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of torch (default: all cores)")
@@ -35,7 +33,6 @@ def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
 
 
 def vit_sizes(hidden_size: int, intermediate_size: int, heads: int = 4, **others: Any) -> dict[str, Any]:
-    """Return fields of a configuration."""
     sizes = {"hidden_size": hidden_size, "num_attention_heads": heads, "intermediate_size": intermediate_size}
     return sizes | others
 

@@ -100,7 +100,6 @@ def train(work: Path, job: Job, records: Records, folder: Path) -> dict[str, Any
 
 
 def jobs() -> Iterator[Job]:
-    """Return all jobs seed by seed, with trials before the runs that depend on them."""
     for seed in SEEDS:
         for way, (grid, *_) in WAYS.items():
             if seed == 0 and way in CHOOSING:

@@ -75,7 +75,6 @@ def draw(shape: int | None, filling: int | None, seed: int, generator: np.random
 
 
 def draw_images(pairs: list[tuple[int | None, int | None]], seed: int, stream: int) -> torch.Tensor:
-    """Return images [n, 3, 32, 32] in [-1, 1]."""
     generator = np.random.default_rng([seed, stream])
     pixels = np.stack([draw(shape, filling, seed, generator) for shape, filling in pairs])
     return torch.from_numpy(pixels * 2 - 1).float()[:, None].expand(-1, 3, -1, -1).contiguous()
@@ -167,7 +166,6 @@ def write_example(folder: Path) -> None:
 
 
 def draw_biases(path: Path) -> None:
-    """Draw the shares of shape decisions beside the record, above examples of the images."""
     figure = make_figure(9, 5.4)
     grid = figure.add_gridspec(2, 8, height_ratios=(1, 3))
     examples = [(0, 0), (1, 1), (2, 2), (3, 3), (0, 1), (2, 3), (1, None), (None, 2)]

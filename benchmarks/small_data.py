@@ -31,7 +31,6 @@ CONFIG = HfViTConfig(image_size=32, patch_size=8, pooling="gap", **vit_sizes(64,
 
 
 def train(job: Job, _: Any) -> dict[str, Any]:
-    """Train once; return how good it is on validation images."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {"steps": job["steps"], "evaluations": 4} | CANDIDATES[job["candidate"]]
         result = finetune(CONFIG, job["data"], Path(folder) / "out", seed=job["seed"], **CPU, **settings)

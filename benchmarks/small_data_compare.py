@@ -66,7 +66,6 @@ class Plan:
                 yield {"kind": "run", "start": start, **same}, prerequisites
 
     def fractals(self, model: str, seed: int) -> Job:
-        """Return pre-training on fractals."""
         return {"kind": "fractals", "model": model, "seed": seed, "seconds": self.pretraining_seconds}
 
 
@@ -81,7 +80,6 @@ def run_job(job: Job, _: Any, records: Records, kept: Path) -> dict[str, Any]:
 
 
 def step_job(model: str, objective: str) -> Job:
-    """Return the job that measures the seconds of a step."""
     return {"kind": "step", "model": model, "objective": objective}
 
 

@@ -82,7 +82,6 @@ def format_mean(values: Iterable[float], scale: float = 100, digits: int = 1) ->
 
 
 def format_seconds(runs: Rows) -> str:
-    """Return the mean CPU seconds of runs."""
     return f"{statistics.fmean(run['cpu_seconds'] for run in runs):.0f}"
 
 
@@ -92,10 +91,11 @@ def format_interval(values: Sequence[float], sign: str = "") -> str:
 
     if not values:
         return ""
-    half = "" if len(values) < 2 else (
-        f" ± {100 * float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5:.1f}"
-    )  # fmt: skip
-    return f"{100 * statistics.fmean(values):{sign}.1f}{half}"
+    center = f"{100 * statistics.fmean(values):{sign}.1f}"
+    if len(values) == 1:
+        return center
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{center} ± {100 * float(t.ppf(0.975, len(values) - 1)) * error:.1f}"
 
 
 def format_margin(gaps: Sequence[float]) -> str:
@@ -128,7 +128,6 @@ def describe_runs(runs: Rows, script: str) -> str:
 
 
 def format_dates(runs: Rows) -> str:
-    """Return the day of runs, or the first and the last."""
     days = sorted({run["date"] for run in runs}) or ["no runs"]
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
@@ -166,13 +165,14 @@ def compare(
 
 def compare_with_peers(names: dict[str, str], suffix: str, show: Callable[[Any], str] = median) -> list[Any]:
     """Return a line for every processor, contestant and dtype that was measured."""
-    return compare(
-        (((processor, label, dtype), [(kind, "inference", variant, dtype, batch, name.format(peer),
-                                       peer + suffix * (peer != name))
-                                      for variant, peer in PEERS.items() for batch in BATCHES])
-         for kind, processor in PROCESSORS.items() for name, label in names.items() for dtype in DTYPES),
-        show,
+    columns = list(itertools.product(PEERS.items(), BATCHES))
+    rows = (
+        ((PROCESSORS[kind], names[name], dtype),
+         [(kind, "inference", variant, dtype, batch, name.format(peer), peer + suffix)
+          for (variant, peer), batch in columns])
+        for kind, name, dtype in itertools.product(PROCESSORS, names, DTYPES)
     )  # fmt: skip
+    return compare(rows, show)
 
 
 def mark_behind(ratio: dict[str, float] | None) -> str:
@@ -215,8 +215,8 @@ def engines_summary(_: Any) -> str:
 def axial_engines(_: Any) -> str:
     pair, cases = ("hf_vit optimized, openvino", "hf_vit optimized"), [*itertools.product(DTYPES, BATCHES)]
     rows = (
-        ((processor,), [(kind, "inference", "Axial-B/16", *case, *pair) for case in cases])
-        for kind, processor in PROCESSORS.items()
+        ((PROCESSORS[kind],), [(kind, "inference", "Axial-B/16", *each, *pair) for each in cases])
+        for kind in PROCESSORS
     )
     header = ["Axial-B/16, OpenVINO beside torch", *batch_headers(DTYPES)]
     return markdown(header, compare(rows), "Both optimized; `hf-vit bench models Axial-B/16`.")
@@ -424,9 +424,8 @@ def format_cells(cells: dict[str, int]) -> str:
 @table("demo.json")
 def demo(record: Any) -> str:
     wrong = [round(seed["images"] * (1 - seed["test_accuracy"])) for seed in record["seeds"]]
-    lines = [
-        ("the demo's model", f"{len(wrong)} seeds", f"{min(wrong)} to {max(wrong)}", f"{statistics.fmean(wrong):.1f}")
-    ]
+    spread = (f"{len(wrong)} seeds", f"{min(wrong)} to {max(wrong)}", f"{statistics.fmean(wrong):.1f}")
+    lines = [("the demo's model", *spread)]
     lines += [(name, "", str(count), f"{count:.1f}") for name, count in record["wrong_of_360"].items()]
     date = record["seeds"][0]["date"]
     return markdown(" |  | wrong of 360 | mean", lines, f"`hf-vit demo --seeds 10`, then `demo.py`, {date}.")
@@ -447,7 +446,6 @@ def doors(record: Any) -> str:
 
 @table("doors.json")
 def served(record: Any) -> str:
-    """Return one line a server under load."""
     rows = record["load"]
     lines = [
         (row["server"], *(f"{row['statuses'].get(status, 0):,}" for status in ("200", "400")),
@@ -476,7 +474,6 @@ def format_cell(value: Any) -> str:
 
 
 def load_by_processor(script: str, form: str = "json") -> dict[str, Any]:
-    """Return the records of a script by kind of processor."""
     paths = {kind: RESULTS / f"{script}_{kind}.{form}" for kind in PROCESSORS}
     return {kind: load(path) for kind, path in paths.items() if path.exists()}
 
@@ -495,9 +492,8 @@ def make_row_table(script: str, names: str, values: str, *caption: str) -> Table
             for kind, record in records.items()
             for row in record["rows"]
         ]
-        return markdown(
-            [*first, *columns], lines, " ".join([*caption, *(f"{describe_source(r)}." for r in records.values())])
-        )
+        sources = (f"{describe_source(each)}." for each in records.values())
+        return markdown([*first, *columns], lines, " ".join([*caption, *sources]))
 
     return write
 
@@ -592,9 +588,8 @@ def first_step(record: Any) -> str:
         values = [[row[name] for row in rows if name in row] for name in names]
         lines.append([work, *(format_cell(round(statistics.median(each), 1)) if each else "" for each in values)])
     header = "work | s until the first step | MB beyond the imports | images/s | in later epochs"
-    return markdown(
-        header, lines, f"70,000 images of Fashion-MNIST; photographs of 12 megapixels. {describe_source(record)}."
-    )
+    caption = "70,000 images of Fashion-MNIST; photographs of 12 megapixels."
+    return markdown(header, lines, f"{caption} {describe_source(record)}.")
 
 
 @table("cost.json")
@@ -632,11 +627,8 @@ def int8_agreement(_: Any) -> str:
             shares.setdefault((run["images"].removeprefix("mirrored "), run["by"]), []).append(cell)
         lines += [(PROCESSORS[kind], data, engine, *cells) for (data, engine), cells in shares.items()]
     header = "processor | images | int8 by | plain | hybrid | axial"
-    return markdown(
-        header,
-        lines,
-        "Share of held-out images answered as in float32; exports below 99.5% are refused. `int8.py agreement`.",
-    )
+    caption = "Share of held-out images answered as in float32; exports below 99.5% are refused. `int8.py agreement`."
+    return markdown(header, lines, caption)
 
 
 @table("real_weights.jsonl")
@@ -648,10 +640,8 @@ def real_weights(record: Rows) -> str:
         if "refused" in run:
             lines.append((form, "export refused: below 99%", "", "", "", ""))
             continue
-        shares = [
-            f"{run[name]:.2%} ({run[f'{name}_interval'][0]:.2%} to {run[f'{name}_interval'][1]:.2%})"
-            for name in ("agreement", "accuracy")
-        ]
+        intervals = ((run[name], *run[f"{name}_interval"]) for name in ("agreement", "accuracy"))
+        shares = [f"{share:.2%} ({low:.2%} to {high:.2%})" for share, low, high in intervals]
         ratios = (speeds.get(side, {}).get(form) for side in ("112 px", "224 px"))
         texts = ["" if ratio is None else f"{ratio['median']:.2f}" for ratio in ratios]
         name = form if run["images"] == 10_000 else f"{form} ({run['images']} images)"
@@ -676,11 +666,8 @@ def billion(record: Rows) -> str:
         "JPEG of 512 px decoded and resized (Zen 4)": rows[0]["images_per_second"],
     }
     lines = [(name, f"{rate:.1f}", f"{1e9 / rate / 3600:,.0f}") for name, rate in rates.items()]
-    return markdown(
-        "for 1,000,000,000 images | images/s on two cores | hours of two cores",
-        lines,
-        "Divided, not run. From the records of `int8.py` and `jpeg.py`.",
-    )
+    header = "for 1,000,000,000 images | images/s on two cores | hours of two cores"
+    return markdown(header, lines, "Divided, not run. From the records of `int8.py` and `jpeg.py`.")
 
 
 # ---- trainings
@@ -704,12 +691,8 @@ def inductive_bias(record: Rows) -> str:
     runs = filter_runs(record, kind="data")
     sizes = sorted({run["examples"] for run in runs})
     lines = [
-        (
-            family,
-            f"{members[0]['parameters']:,}",
-            *(mean(filter_runs(members, examples=n), "test_accuracy") for n in sizes),
-        )
-        for family, members in group(runs, "family").items()
+        (family, f"{own[0]['parameters']:,}", *(mean(filter_runs(own, examples=n), "test_accuracy") for n in sizes))
+        for family, own in group(runs, "family").items()
     ]
     header = ["family", "parameters", *(f"{size:,} images" for size in sizes)]
     return markdown(header, lines, f"Test accuracy, %. {describe_runs(runs, 'inductive_bias.py')}.")
@@ -782,9 +765,8 @@ def real_images_scale(records: Rows) -> str:
         lines.append((f"predicted beforehand: {law['model']}", *[""] * (len(sizes) - 1), predicted))
     lengths = {f"{run['steps']:,} steps of {run['batch_size']} images" for run in runs} or {"no steps"}
     caption = f"Test accuracy, %, after {' or '.join(sorted(lengths))}; ± is half of a 95% interval over seeds."
-    return markdown(
-        ["training images", *(f"{size:,}" for size in sizes)], lines, f"{caption} {describe_real_images(records)}"
-    )
+    header = ["training images", *(f"{size:,}" for size in sizes)]
+    return markdown(header, lines, f"{caption} {describe_real_images(records)}")
 
 
 def describe_real_images(runs: Rows) -> str:
@@ -1011,7 +993,6 @@ def small_data_compare(records: Rows) -> str:
 
 @table("mutants.json")
 def mutants(record: Any) -> str:
-    """Return one line a package of the newest round."""
     name, last = list(record.items())[-1]
     kinds = ("killed", "timed out", "survived", "no test", "gone", "struck", "not run")
     packages = {**last["packages"], "all": last}
@@ -1036,12 +1017,10 @@ TABLES["colab"] = colab
 
 
 def rewrite(text: str) -> str:
-    """Return a page with every marked table as the records have it."""
     return MARKED.sub(lambda match: f"{match[1]}\n{TABLES[match[2]](None)}\n{match[3]}", text)
 
 
 def pages() -> list[Path]:
-    """Return the pages that have tables of records."""
     paths = [ROOT / "README.md", *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return [path for path in sorted(paths) if MARKED.search(path.read_text(encoding="utf-8"))]
 

@@ -19,7 +19,6 @@ def campaign_of(name: str) -> Campaign:
 
 
 def table() -> str:
-    """Return the campaigns as a Markdown table, with what their records say."""
     lines = ["| campaign | promise | cases | not as promised | last run |", "|---|---|---|---|---|"]
     for name in NAMES:
         file, last = RESULTS / f"{name}.json", ("", "", "not run to its end in this form")
@@ -34,7 +33,6 @@ def table() -> str:
 
 
 def security_page() -> str:
-    """Return SECURITY.md with the present table in its place."""
     page = SECURITY.read_text()
     before, after = page.partition(BEGIN)[0], page.partition(END)[2]
     return f"{before}{BEGIN}{table()}{END}{after}"

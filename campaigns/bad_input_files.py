@@ -144,7 +144,6 @@ BESIDE = {(command, name): words for (command, words), names in _BESIDE.items() 
 
 
 def write_files(root: Path, checkpoint: Path) -> None:
-    """Write all the files that the values name."""
     _images(root)
     _masks_and_objects(root)
     _models(root)

@@ -90,7 +90,6 @@ WRITTEN = {"models": "model", "sources": "source", "variants": "variant", "place
 
 
 def words_of(case: str) -> tuple[list[str], str]:
-    """What is typed, and the bad value."""
     command, name, written = case.split("/", 2)
     value = ast.literal_eval(written)
     good = [word for other, words in GOOD[command].items() if other not in (name, REPLACES.get(name)) for word in words]
@@ -138,7 +137,6 @@ def call(words: list[str]) -> tuple[int, str, str, list[str]]:
 
 
 def tree(root: Path) -> dict[str, tuple[int, int]]:
-    """Every file and folder below, links not followed."""
     places = [Path(folder) / name for folder, folders, files in os.walk(root) for name in (*folders, *files)]
     states = {str(place): os.lstat(place) for place in places}
     return {place: (stat.st_size, 0 if S_ISDIR(stat.st_mode) else stat.st_mtime_ns) for place, stat in states.items()}
@@ -189,9 +187,5 @@ def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
         yield attempt_and_tidy
 
 
-CAMPAIGN = Campaign(
-    name="bad_inputs",
-    promise="a bad input is one line on standard error that names what was given and a remedy; nothing was written",
-    cases=all_cases,
-    prepare=prepare,
-)
+PROMISE = "a bad input is one line on standard error that names what was given and a remedy; nothing was written"
+CAMPAIGN = Campaign("bad_inputs", PROMISE, all_cases, prepare)

@@ -125,7 +125,6 @@ def peak_below(limit: Callable[[], int]) -> Iterator[None]:
 
 
 def judged(bench: Bench, forgery: Forgery, outcome: Outcome) -> str:
-    """The outcome in words, or an AssertionError."""
     if isinstance(outcome, str):
         assert outcome.isprintable(), f"no line: {outcome!r}"
         assert len(outcome) <= LONGEST, f"{len(outcome)} characters: {outcome}"
@@ -171,7 +170,6 @@ def differences(model: Mapping[str, bytes], other: Mapping[str, bytes]) -> dict[
 
 
 def leaves(content: Any) -> dict[str, Any]:
-    """Place -> value."""
     if not isinstance(content, dict | list) or not content:
         return {"": content}
     inner = content.items() if isinstance(content, dict) else enumerate(content)
@@ -207,7 +205,6 @@ KINDS = {
 
 
 def cases() -> list[str]:
-    """Return the names of all cases."""
     return [
         f"{kind}/{name}/{form}/{number}"
         for kind, how in KINDS.items()
@@ -244,12 +241,8 @@ def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
         yield lambda case: alone.submit(attempt, case).result() if case.startswith("heavy/") else attempt(case)
 
 
-CAMPAIGN = Campaign(
-    name="forged",
-    promise="a damaged or forged checkpoint becomes the same model or one line; no pickle runs, the earlier output "
-    "stays whole, memory stays within three times the file or 64 MiB",
-    cases=cases,
-    prepare=prepare,
-    settings={"seed": SEED},
-    is_quick=lambda case: not case.startswith("heavy/"),
+PROMISE = (
+    "a damaged or forged checkpoint becomes the same model or one line; no pickle runs, the earlier output "
+    "stays whole, memory stays within three times the file or 64 MiB"
 )
+CAMPAIGN = Campaign("forged", PROMISE, cases, prepare, {"seed": SEED}, lambda case: not case.startswith("heavy/"))

@@ -616,7 +616,6 @@ def value_at(values: Any, place: tuple[Any, ...]) -> Any:
 
 
 def with_value(values: Any, place: tuple[Any, ...], value: Any) -> Any:
-    """Return a copy with another value in one place."""
     copy = json.loads(json.dumps(values))
     value_at(copy, place[:-1])[place[-1]] = value
     return copy
@@ -757,7 +756,6 @@ def huge_claim(bench: Bench, draw: Draw) -> Forgery:
 
 
 def many_views(bench: Bench, draw: Draw) -> Forgery:
-    """Tensors by the hundred in the bytes of one."""
     base, file = torch.ones(draw.choice([1, 2, 4]) * MIB // 4, draw.choice([1, 4])), io.BytesIO()
     torch.save({f"blocks.{i}.mlp.fc1.weight": base for i in range(draw.choice([2, 10, 100, 900]))}, file)
     return alone(file.getvalue(), ".pth")

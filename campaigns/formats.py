@@ -106,7 +106,6 @@ def npy_header(descr: str, order: str, shape: str, version: tuple[int, int] = (1
 
 
 def npy_start(text: bytes, version: tuple[int, int] = (1, 0), size: int | None = None) -> bytes:
-    """Return the magic string, the length and the header."""
     length = struct.pack("<H" if version == (1, 0) else "<I", (len(text) if size is None else size) % 2**16)
     return b"\x93NUMPY" + bytes(version) + length + text
 
@@ -203,7 +202,6 @@ class Stored:
 
 
 def tensors_of(arrays: Arrays) -> dict[str, Stored]:
-    """Return honest tensors."""
     tensors: dict[str, Stored] = {}
     for number, (name, array) in enumerate(arrays.items()):
         strides = tuple(step // array.itemsize for step in np.ascontiguousarray(array).strides)

@@ -105,7 +105,6 @@ def seeds_of(reader: str, ground: Ground) -> list[bytes]:
 
 
 def targets(ground: Ground) -> dict[str, Callable[[bytes], object]]:
-    """Return the function of each reader that takes bytes."""
     from hf_vit.conversion.loading import open_model
     from hf_vit.conversion.readers import open_checkpoint
     from hf_vit.data import load_data
@@ -266,7 +265,6 @@ def prepare() -> None:
 
 
 def folder_of(reader: str, kind: str) -> Path:
-    """Return where a reader's "corpus" or its "findings" are kept."""
     place = SCRATCH / "fuzz" / reader / kind
     place.mkdir(parents=True, exist_ok=True)
     return place

@@ -156,7 +156,6 @@ class Field:
         return self._cell(command, HOSTILE, "" if command in DATA else f"hf://{HOSTILE}", attack, place)
 
     def _folder(self, attack: Attack, base: Mapping[str, bytes]) -> Path:
-        """The repository as somebody's clone of it."""
         folder = self.root / "clone"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -230,7 +229,6 @@ class Field:
 
 
 def listing(root: Path) -> dict[str, int]:
-    """Every file below with the time of its last change."""
     inside = [root, *(path for path in root.iterdir() if path.is_dir() and path.name != "outside")]
     files = [path for place in inside for path in (place.iterdir() if place == root else place.rglob("*"))]
     return {str(path.relative_to(root)): path.lstat().st_mtime_ns for path in files if not path.is_dir()}
@@ -301,10 +299,5 @@ def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
         assert not [entry for entry in log if "bug" in entry]
 
 
-CAMPAIGN = Campaign(
-    name="hostile",
-    promise="no code of a stranger runs, nothing outside is read or written, no secret is told, a refusal is one line",
-    cases=every_case,
-    prepare=prepare,
-    settings={"version": 1},
-)
+PROMISE = "no code of a stranger runs, nothing outside is read or written, no secret is told, a refusal is one line"
+CAMPAIGN = Campaign("hostile", PROMISE, every_case, prepare, {"version": 1})

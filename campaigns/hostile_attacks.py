@@ -45,7 +45,6 @@ class Attack:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def at(self, ground: Ground, base: Mapping[str, bytes]) -> "Attack":
-        """Return it with the places of a ground, its files as bytes."""
         files = {name: as_bytes(name, value, ground, base) for name, value in self.files.items()}
         return Attack(files, fill(self.faults, ground), self.settings)
 
@@ -100,7 +99,6 @@ def new_pickle(ground: Ground, base: Any = None) -> bytes:
 
 
 def of_card(text: str) -> Callable[..., bytes]:
-    """The honest card with more."""
     return lambda ground, base: base[CARD] + fill(f"\n{text}\n", ground).encode()
 
 
@@ -345,11 +343,8 @@ def tarred(suffix: str = "", link: str = "") -> Files:
         with tarfile.open(fileobj=data, mode="w") as archive:
             for number in range(36):
                 pickles = {f"{number}.{suffix}": pickle.dumps(Run(ground.payload))} if suffix else {}
-                for name, held in {
-                    f"{number}.png": png(number),
-                    f"{number}.cls": str(number % 6).encode(),
-                    **pickles,
-                }.items():
+                files = {f"{number}.png": png(number), f"{number}.cls": str(number % 6).encode(), **pickles}
+                for name, held in files.items():
                     info = tarfile.TarInfo(name)
                     info.size = len(held)
                     if link and name.endswith(".png"):
@@ -446,9 +441,8 @@ SERVER_ATTACKS: dict[str, Attack] = {
     "redirect: words": redirected(_FILE, "http://a b\u00e9/"),
     **{
         f"size: {kind}": headed(_FILE, X_Linked_Size=size)
-        for kind, size in {
-            "longer": 10**6, "shorter": 1, "nothing": 0, "huge": 10**18, "negative": -5, "no number": "x"
-        }.items()
+        for kind, size in (("longer", 10**6), ("shorter", 1), ("nothing", 0), ("huge", 10**18), ("negative", -5),
+                           ("no number", "x"))
     },
     "length: longer": headed(_STORED, Content_Length=10**6, Connection="close"),
     "length: shorter": headed(_STORED, Content_Length=10),
@@ -458,9 +452,8 @@ SERVER_ATTACKS: dict[str, Attack] = {
     "etag: wrong": headed(_FILE, X_Linked_Etag='"' + "a" * 64 + '"'),
     "commit: above": headed(_FILE, X_Repo_Commit="../../../../evil"),
     "commit: nothing": headed(_FILE, X_Repo_Commit=""),
-    "xet: another store": headed(
-        _FILE, X_Xet_Refresh_Route="{elsewhere}/token", Link='<{elsewhere}/t>; rel="xet-auth"'
-    ),
+    "xet: another store": headed(_FILE, X_Xet_Refresh_Route="{elsewhere}/token",
+        Link='<{elsewhere}/t>; rel="xet-auth"'),
     "damaged": served(_STORED, "corrupt_response"),
     "cut": served(_STORED, "cut_response", after=100),
     "gated": Attack(settings={"gated": True}),

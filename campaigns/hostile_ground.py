@@ -78,7 +78,6 @@ def surround(secrets: dict[str, str]) -> None:
 
 
 def command(arguments: list[str], secrets: dict[str, str]) -> None:
-    """hf-vit, as from a shell."""
     surround(secrets)
     sys.argv = ["hf-vit", *arguments]
     from hf_vit_cli.main import main

@@ -94,7 +94,6 @@ def changed_path(event: str, arguments: tuple[Any, ...]) -> str | None:
 
 
 def resize(place: str | Path, size: int) -> None:
-    """Give a tmpfs another size in bytes."""
     subprocess.run(["mount", "-o", f"remount,size={size}", str(place)], check=True)
 
 
@@ -189,7 +188,6 @@ def files_in(place: Path) -> dict[str, str]:
 
 
 def final(files: Mapping[str, str]) -> dict[str, str]:
-    """Return the files at their final places."""
     return {name: digest for name, digest in files.items() if digest and not _UNFINISHED.search(name)}
 
 

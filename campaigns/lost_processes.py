@@ -100,7 +100,6 @@ class Training(Launch):
         return None
 
     def saved(self) -> int:
-        """Return the step of its newest checkpoint."""
         states = (self.output / "checkpoints").glob("checkpoint-*/trainer_state.json")
         return max((int(path.parent.name.rpartition("-")[2]) for path in states), default=0)
 
@@ -123,7 +122,6 @@ class Training(Launch):
 
 
 def strike(kind: str, rank: int, victim: psutil.Process, launch: Training, weights: dict[str, torch.Tensor]) -> str:
-    """Let it happen, and return what came of it."""
     if kind == "killed":
         victim.kill()
     elif kind == "slow":
@@ -184,11 +182,6 @@ def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
         yield attempt
 
 
-CAMPAIGN = Campaign(
-    name="lost_processes",
-    promise="a training whose process or network is lost ends with the weights of an unbroken one, or in one line",
-    cases=cases,
-    prepare=prepare,
-    settings={"kinds": {kind: count for kind, (count, _, _) in KINDS.items()}},
-    is_quick=lambda case: case.startswith("killed/"),
-)
+PROMISE = "a training whose process or network is lost ends with the weights of an unbroken one, or in one line"
+COUNTS = {"kinds": {kind: count for kind, (count, _, _) in KINDS.items()}}
+CAMPAIGN = Campaign("lost_processes", PROMISE, cases, prepare, COUNTS, lambda case: case.startswith("killed/"))

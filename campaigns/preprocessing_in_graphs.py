@@ -130,11 +130,8 @@ def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
         yield attempt
 
 
+PROMISE = "a graph with the image processor in it answers real images as processor and model do in Python"
+SETTINGS = {"seed": SEED, "images": IMAGES}
 CAMPAIGN = Campaign(
-    name="preprocessing_in_graphs",
-    promise="a graph with the image processor in it answers real images as processor and model do in Python",
-    cases=cases,
-    prepare=prepare,
-    settings={"seed": SEED, "images": IMAGES},
-    is_quick=lambda case: case.startswith("digits/"),
+    "preprocessing_in_graphs", PROMISE, cases, prepare, SETTINGS, lambda case: case.startswith("digits/")
 )

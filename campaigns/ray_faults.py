@@ -52,8 +52,6 @@ def make_place(folder: Path) -> Path:
 
 
 class Run(Launch):
-    """The command, at work."""
-
     def __init__(self, place: Path, name: str, *options: str, data: str = "images") -> None:
         super().__init__(BOUND)
         name = re.sub(r"[/ ]", "-", name)
@@ -185,12 +183,9 @@ def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
     yield lambda case: special.get(case.split("/")[0], strike)(place, case)
 
 
-CAMPAIGN = Campaign(
-    name="ray_faults",
-    promise="whatever fails of Ray, the files have the rows of one process, or there is one line and the "
-    "same command does the rest",
-    cases=cases,
-    prepare=prepare,
-    settings={"kinds": KINDS},
-    is_quick=lambda case: case.startswith(("driver/", "Ctrl-C/", "corrupt image/")),
+PROMISE = (
+    "whatever fails of Ray, the files have the rows of one process, or there is one line and the same command does the "
+    "rest"
 )
+QUICK = ("driver/", "Ctrl-C/", "corrupt image/")
+CAMPAIGN = Campaign("ray_faults", PROMISE, cases, prepare, {"kinds": KINDS}, lambda case: case.startswith(QUICK))

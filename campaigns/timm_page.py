@@ -29,7 +29,6 @@ Recorded on {date} with `{command}`{again}; `python -m campaigns.timm_page` writ
 
 
 def render(record: Mapping[str, Any]) -> str:
-    """Return the page of a recorded sweep."""
     outcomes = {row["group"]: next(iter(row["outcomes"])) for row in record["rows"]}
     exact = [name for name, outcome in outcomes.items() if outcome == EXACT]
     refused: dict[str, list[str]] = defaultdict(list)
@@ -48,7 +47,6 @@ def render(record: Mapping[str, Any]) -> str:
 
 
 def _format_names(names: list[str]) -> str:
-    """Return names as a comma-separated list of code spans."""
     return ", ".join(f"`{name}`" for name in names)
 
 

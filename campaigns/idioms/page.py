@@ -49,7 +49,6 @@ def read(rows: list[dict]) -> tuple[dict, dict]:
 
 
 def page() -> str:
-    """Return the page: its introduction and one table with a row per idiom."""
     recorded = json.loads((RESULTS / "silent_numbers.json").read_text())
     ours, theirs = read(recorded["rows"])
     head = HEAD.format(cases=recorded["cases"], drawn=recorded["drawn"], date=recorded["date"], **recorded["versions"])

@@ -205,7 +205,6 @@ class Trial:
         return images.to(self.subject.torch_dtype)
 
     def answer(self, model: Any, images: torch.Tensor | None = None, **kwargs: Any) -> Tensors:
-        """In the dtype of the model."""
         images = self.images() if images is None else images
         return tensors_of(model(images, **self.options(), **kwargs))
 

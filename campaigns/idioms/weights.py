@@ -18,7 +18,6 @@ Changed = tuple[nn.Module, nn.Module]  # a model, and a fresh one that answers a
 
 @torch.no_grad()
 def answers(trial: Trial, model: Any, exact: nn.Module) -> Pair:
-    """Return the answers of a changed model, and those of a fresh one."""
     model = trial.done(model)
     return trial.answer(model), trial.wanted(exact)
 
