@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from script import CPU, Script, parser, vit_sizes
+from script import Script, parser, train_once, vit_sizes
 
 from hf_vit import HfViTConfig
 from hf_vit.data import load_data
@@ -18,10 +18,9 @@ from hf_vit.data.images import decode_image
 from hf_vit.evaluation import evaluate_protocol, predict
 from hf_vit.loading.model import load_model
 from hf_vit.speed.measuring import compute_speed_ratio, take_turns
-from hf_vit.training import FinetuneOptions, finetune
 
 SIDE, SIZES = 384, (48, 112)  # px
-QUALITY = 90
+QUALITY, WIDTHS = 90, vit_sizes(64, 256, num_hidden_layers=6, position_embedding="sincos_2d", pooling="gap")
 
 
 def write_files(folder: Path) -> None:
@@ -34,14 +33,9 @@ def write_files(folder: Path) -> None:
             row["image"].convert("RGB").save(class_folder / f"{number}.jpg", quality=QUALITY)
 
 
-def train(size: int, data: Path, folder: Path) -> None:
-    sizes = vit_sizes(64, 256, num_hidden_layers=6, position_embedding="sincos_2d", pooling="gap")
-    config, options = HfViTConfig(image_size=size, patch_size=size // 8, **sizes), FinetuneOptions(seed=0, **CPU)
-    finetune(config, str(data), folder, recipe="digits", options=options, epochs=40, report=print)
-
-
 def measure(size: int, data: Path, folder: Path, turns: int) -> dict[str, Any]:
-    model, files = str(folder), sorted((data / "test").rglob("*.jpg"))
+    config = HfViTConfig(image_size=size, patch_size=size // 8, **WIDTHS)
+    model, files = str(train_once(config, str(data), folder, epochs=40)), sorted((data / "test").rglob("*.jpg"))
     row: dict[str, Any] = {"px": size}
     for split in ("validation", "test"):
         for name, draft in (("", False), ("_draft", True)):
@@ -73,8 +67,6 @@ def main() -> None:
         write_files(root / "making")
         (root / "making").rename(data)
     for size in SIZES:
-        if not (root / str(size)).exists():
-            train(size, data, root / str(size))
         report.record(**measure(size, data, root / str(size), report.options.turns))
     report.finish(quality=QUALITY, px_of_files=SIDE)
 

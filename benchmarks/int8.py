@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from records import Job, Records
-from script import CPU, parser, save_with_processor, vit_sizes
+from script import parser, save_with_processor, train_once, vit_sizes
 from tables import INT8_FORMS
 
 from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
@@ -84,17 +84,12 @@ def data_folder(name: str, work: Path) -> Path:
     return folder
 
 
-def train_once(family: str, name: str, work: Path) -> Path:
+def make_classifier(family: str, name: str, work: Path) -> Path:
     """Return a classifier of a family, trained once on such a folder."""
-    from hf_vit.training import FinetuneOptions, finetune
-
     folder, kind = work / "models" / f"{family}-{name.replace(' ', '-')}", name.split()[-1]
-    if not (folder / "facts.json").is_file():
-        torch.set_num_threads(1)
-        options, epochs = FinetuneOptions(seed=int(name != kind), **CPU), 60 if kind == "digits" else 15
-        data = str(data_folder(name, work))
-        finetune(FAMILIES[family](SIDES[kind]), data, folder, recipe="digits", options=options, epochs=epochs)
-    return folder
+    config, data, epochs = FAMILIES[family](SIDES[kind]), str(data_folder(name, work)), 60 if kind == "digits" else 15
+    torch.set_num_threads(1)
+    return train_once(config, data, folder, epochs, seed=int(name != kind))
 
 
 def export_once(model: Path, to: str, mode: str | None, data: str | None, work: Path) -> Path:
@@ -111,7 +106,7 @@ def evaluate_export(family: str, name: str, to: str, mode: str, work: Path) -> d
     """Return the certificate's results of a trained model in int8, or why there is none."""
     from hf_vit.errors import UserError
 
-    model, data = train_once(family, name, work), data_folder(name, work)
+    model, data = make_classifier(family, name, work), data_folder(name, work)
     try:
         folder = export_once(model, to, mode, str(data), work)
     except UserError as error:
@@ -127,7 +122,7 @@ def evaluate_torch(family: str, name: str, work: Path) -> dict[str, Any]:
     from hf_vit.data import load_data
     from hf_vit.loading.model import load_model
 
-    data, folder = load_data(str(data_folder(name, work))), train_once(family, name, work)
+    data, folder = load_data(str(data_folder(name, work))), make_classifier(family, name, work)
     table: Any = data.split("test")
     subject, ours = load_model(folder, "cpu"), load_model(folder, "cpu").model
     quantized = optimize_for_inference(subject.model, quantize="int8")

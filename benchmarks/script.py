@@ -41,6 +41,15 @@ def count_parameters(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def train_once(config: Any, data: str, folder: Path, epochs: int, seed: int = 0) -> Path:
+    """Train a classifier with the recipe "digits" unless this was done before; return its folder."""
+    from hf_vit.training import finetune
+
+    if not (folder / "facts.json").is_file():
+        finetune(config, data, folder, recipe="digits", epochs=epochs, seed=seed, report=print, **CPU)
+    return folder
+
+
 def save_with_processor(model: Any, folder: Path) -> Path:
     """Save a model with the image processor of its configuration; return the folder."""
     model.save_pretrained(folder)

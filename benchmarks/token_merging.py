@@ -11,25 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from script import CPU, Script, parser, vit_sizes
+from script import Script, parser, train_once, vit_sizes
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, optimize_for_inference
 from hf_vit.data import load_data, make_processor
 from hf_vit.speed.measuring import compute_speed_ratio, take_turns
 from hf_vit.speed.peers import Shape, build
-from hf_vit.training import FinetuneOptions, finetune
 
 MERGED = (2, 4, 8, 12, 16, 20, 24)  # r; six blocks of 128 tokens lose up to 5 x 24, half of those left at most
 ALLOWED = 0.005  # of accuracy
 _SIZES = vit_sizes(64, 256, num_hidden_layers=6, position_embedding="sincos_2d", pooling="gap")
 DIGITS = HfViTConfig(image_size=16, patch_size=(2, 1), **_SIZES)
-
-
-def train_once(folder: Path) -> Any:
-    if not folder.exists():
-        options = FinetuneOptions(seed=0, **CPU)
-        finetune(DIGITS, "digits", folder, recipe="digits", options=options, epochs=40, report=print)
-    return HfViTForImageClassification.from_pretrained(folder).eval()
 
 
 @torch.inference_mode()
@@ -82,7 +74,9 @@ def main() -> None:
     options = parser(__doc__, turns=9)
     options.add_argument("--train", type=Path, default=Path("out/tokens"))
     report = Script(options.parse_args())
-    digits = measure_rows(report, "digits", train_once(report.options.train), load_split("test")[0][:60])
+    folder = train_once(DIGITS, "digits", report.options.train, epochs=40)
+    trained = HfViTForImageClassification.from_pretrained(folder).eval()
+    digits = measure_rows(report, "digits", trained, load_split("test")[0][:60])
     for name in ("S/16", "B/16"):
         model: Any = build("hf_vit", Shape(name))
         measure_rows(report, name, getattr(model, "model", model), torch.randn(8, 3, 224, 224))

@@ -78,10 +78,6 @@ class Subject:
         return self.family != "transformers"
 
     @property
-    def is_vit(self) -> bool:
-        return self.family not in OTHERS
-
-    @property
     def is_quantised(self) -> bool:
         return self.dtype in QUANTISED
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from models.families import OTHERS
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
@@ -61,7 +62,7 @@ def write_by_numpy(tensor: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def is_vit(subject: Any) -> bool:
-    return subject.is_vit
+    return subject.family not in OTHERS
 
 
 def replaced(trial: Trial, model: Any) -> None:
