@@ -161,24 +161,27 @@ _FIELDS = ("hidden_size", "patch_size", "image_size", "id2label", "architectures
            "num_hidden_layers", "dtype", "quantization_config", "auto_map", "pooling")  # fmt: skip
 _PROCESSOR_FIELDS = ("size", "image_mean", "resample", "image_processor_type", "do_resize")
 
+
+def kinds(word: str, make: Callable[[Any], Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an attack of each kind, "word: kind"."""
+    return {f"{word}: {kind}": make(value) for kind, value in values.items()}
+
+
 MODEL_ATTACKS: dict[str, Files] = {
     "honest": {},
-    **{
-        f"code: {kind}": {**CODE, CONFIG: fields}
-        for kind, fields in {
-            "auto_map": {"auto_map": _EVERYTHING},
-            "auto_map of a new type": {"auto_map": _EVERYTHING, "model_type": "evil", "architectures": ["Evil"]},
-            "auto_map of no type": {"auto_map": _EVERYTHING, "model_type": "", "architectures": None},
-            "auto_map of another repository": {"model_type": "evil",
-                "auto_map": {key: f"mallory/code--{value}" for key, value in _EVERYTHING.items()}},
-            "auto_map as text": {"auto_map": "modeling_evil.Evil"},
-            "auto_map with lists": {"auto_map": {key: [value, value] for key, value in _EVERYTHING.items()}},
-            "auto_map with nothing": {"auto_map": dict.fromkeys(_EVERYTHING), "model_type": "evil"},
-            "trust_remote_code in the config": {"auto_map": _EVERYTHING, "model_type": "evil", "code_revision": "main",
-                "trust_remote_code": True},
-            "attention from the Hub": dict.fromkeys(("attn_implementation", "_attn_implementation"), "mallory/kernel"),
-        }.items()
-    },
+    **kinds("code", lambda fields: {**CODE, CONFIG: fields}, {
+        "auto_map": {"auto_map": _EVERYTHING},
+        "auto_map of a new type": {"auto_map": _EVERYTHING, "model_type": "evil", "architectures": ["Evil"]},
+        "auto_map of no type": {"auto_map": _EVERYTHING, "model_type": "", "architectures": None},
+        "auto_map of another repository": {"model_type": "evil",
+            "auto_map": {key: f"mallory/code--{value}" for key, value in _EVERYTHING.items()}},
+        "auto_map as text": {"auto_map": "modeling_evil.Evil"},
+        "auto_map with lists": {"auto_map": {key: [value, value] for key, value in _EVERYTHING.items()}},
+        "auto_map with nothing": {"auto_map": dict.fromkeys(_EVERYTHING), "model_type": "evil"},
+        "trust_remote_code in the config": {"auto_map": _EVERYTHING, "model_type": "evil", "code_revision": "main",
+            "trust_remote_code": True},
+        "attention from the Hub": dict.fromkeys(("attn_implementation", "_attn_implementation"), "mallory/kernel"),
+    }),
     "code: syntax error": {"modeling_evil.py": "def (", CONFIG: {"auto_map": _EVERYTHING, "model_type": "evil"}},
     "code: of the processor": {**CODE, PROCESSOR: {"auto_map": _EVERYTHING, "image_processor_type": "Evil",
         "trust_remote_code": True}},
@@ -202,17 +205,14 @@ MODEL_ATTACKS: dict[str, Files] = {
     "place: adapter": {**ADAPTER, CONFIG: None, WEIGHTS: None},
     "place: adapter beside a model": ADAPTER,
     "place: timm pretrained_cfg": of_timm(pretrained_cfg="{outside}/model.safetensors"),
-    **{
-        f"place: {kind}": {CONFIG: fields}
-        for kind, fields in {
-            "transformers_weights": {"transformers_weights": "{outside}/model.safetensors"},
-            "transformers_weights above": {"transformers_weights": "../../../x.safetensors"},
-            "_name_or_path": {"_name_or_path": "{outside}", "name_or_path": "/etc"},
-            "backbone": {"backbone": "{outside}", "use_pretrained_backbone": True, "use_timm_backbone": False},
-            "a detector's backbone": {"model_type": "detr", "backbone": "local-dir:{outside}",
-                "use_timm_backbone": True, "backbone_config": None, "architectures": ["DetrForObjectDetection"]},
-        }.items()
-    },
+    **kinds("place", lambda fields: {CONFIG: fields}, {
+        "transformers_weights": {"transformers_weights": "{outside}/model.safetensors"},
+        "transformers_weights above": {"transformers_weights": "../../../x.safetensors"},
+        "_name_or_path": {"_name_or_path": "{outside}", "name_or_path": "/etc"},
+        "backbone": {"backbone": "{outside}", "use_pretrained_backbone": True, "use_timm_backbone": False},
+        "a detector's backbone": {"model_type": "detr", "backbone": "local-dir:{outside}",
+            "use_timm_backbone": True, "backbone_config": None, "architectures": ["DetrForObjectDetection"]},
+    }),
     **{
         f"place: {'wrapped' if wrapped else 'timm'} {kind}": of_timm(wrapped, **fields)
         for wrapped in (False, True)
@@ -224,24 +224,18 @@ MODEL_ATTACKS: dict[str, Files] = {
         }.items()
     },
     # Indexes
-    **{
-        f"index: {kind}": {WEIGHTS: None, INDEX: index_of(name)}
-        for kind, name in {
-            "absolute": "{outside}/model.safetensors", "above": f"{ABOVE}model.safetensors",
-            "address": "{elsewhere}/model.safetensors", "file address": "file://{outside}/model.safetensors",
-            "of another repository": "../../../models--alice--private/snapshots/main/model.safetensors",
-            "itself": INDEX, "the config": CONFIG, "control characters": "a\n\x1b[31m\0b.safetensors",
-            "nothing": "", "very long": "a" * 5000 + ".safetensors",
-        }.items()
-    },
+    **kinds("index", lambda name: {WEIGHTS: None, INDEX: index_of(name)}, {
+        "absolute": "{outside}/model.safetensors", "above": f"{ABOVE}model.safetensors",
+        "address": "{elsewhere}/model.safetensors", "file address": "file://{outside}/model.safetensors",
+        "of another repository": "../../../models--alice--private/snapshots/main/model.safetensors",
+        "itself": INDEX, "the config": CONFIG, "control characters": "a\n\x1b[31m\0b.safetensors",
+        "nothing": "", "very long": "a" * 5000 + ".safetensors",
+    }),
     "index: beside the single file": {INDEX: index_of("{outside}/model.safetensors")},
-    **{
-        f"index: {kind}": {WEIGHTS: None, INDEX: text}
-        for kind, text in {
-            "a list": "[]", "no map": "{}", "a map of lists": '{"weight_map": {"a": []}, "metadata": {}}',
-            "a map of nothing": '{"metadata": null, "weight_map": null}',
-        }.items()
-    },
+    **kinds("index", lambda text: {WEIGHTS: None, INDEX: text}, {
+        "a list": "[]", "no map": "{}", "a map of lists": '{"weight_map": {"a": []}, "metadata": {}}',
+        "a map of nothing": '{"metadata": null, "weight_map": null}',
+    }),
     # Configs and processors of wrong types
     **{
         f"{word}: {name} {kind}": {file: {name: value}}
@@ -266,26 +260,20 @@ MODEL_ATTACKS: dict[str, Files] = {
     "facts: an evaluation": facts(kind="evaluation"),
     "facts: a conversion": facts(kind="conversion"),
     "card: pictures outside": {CARD: of_card("![x]({outside}/private.png) ![y](../x.png)")},
-    **{
-        f"card: {kind}": {CARD: text}
-        for kind, text in {
-            "words": f"---\nlicense: mit\n---\n{WORDS}\n",
-            "YAML that runs": "---\nlicense: !!python/object/apply:os.system ['true']\n---\n",
-            "a bomb": "---\na: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\nlicense: *c\n---\n",
-            "includes": "---\nlicense: mit\n---\n{% include '/etc/passwd' %}{{ self.__init__ }}\n",
-        }.items()
-    },
+    **kinds("card", lambda text: {CARD: text}, {
+        "words": f"---\nlicense: mit\n---\n{WORDS}\n",
+        "YAML that runs": "---\nlicense: !!python/object/apply:os.system ['true']\n---\n",
+        "a bomb": "---\na: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\nlicense: *c\n---\n",
+        "includes": "---\nlicense: mit\n---\n{% include '/etc/passwd' %}{{ self.__init__ }}\n",
+    }),
     # Names, which the card shows
-    **{
-        f"name: {kind}": {name: "{payload}", CARD: of_card(f"![x]({name})")}
-        for kind, name in {
-            "above": "../evil.py", "far above": "../../../../../../../../evil.py", "absolute": "/tmp/hf_vit_evil",
-            "control characters": "a\x1b[31m\nb.txt", "bidi": "a\u202egnp.exe", "very long": "a" * 300,
-            "very deep": "d/" * 200 + "x", "case": "CONFIG.JSON", "reserved": "aux.json", "drive": "C:\\evil.py",
-            "backslash": "..\\evil.py", "dots": "...", "git": ".git/config", "space": " ",
-            "percent": "%2e%2e%2fevil.py", "home": "~/evil.py", "dash": "--trust-remote-code",
-        }.items()
-    },
+    **kinds("name", lambda name: {name: "{payload}", CARD: of_card(f"![x]({name})")}, {
+        "above": "../evil.py", "far above": "../../../../../../../../evil.py", "absolute": "/tmp/hf_vit_evil",
+        "control characters": "a\x1b[31m\nb.txt", "bidi": "a\u202egnp.exe", "very long": "a" * 300,
+        "very deep": "d/" * 200 + "x", "case": "CONFIG.JSON", "reserved": "aux.json", "drive": "C:\\evil.py",
+        "backslash": "..\\evil.py", "dots": "...", "git": ".git/config", "space": " ",
+        "percent": "%2e%2e%2fevil.py", "home": "~/evil.py", "dash": "--trust-remote-code",
+    }),
 }  # fmt: skip
 
 
@@ -371,21 +359,15 @@ DATA_ATTACKS: dict[str, Files] = {
         f"pickle: in a tar, {suffix}": tarred(suffix)
         for suffix in ("pkl", "pyd", "pickle", "pth", "pt", "npy", "npz", "ten", "cbor", "mp")
     },
-    **{
-        f"place: {kind}": {**HONEST, CARD: described(f'- config_name: default\n  data_files: "{pattern}"')}
-        for kind, pattern in {
-            **_PLACES, "files": "{outside}/*", "elsewhere": "{elsewhere}/train.parquet",
-            "another repository": "hf://datasets/alice/private/data/train.parquet",
-            "chained": "zip://*::{outside}/private.txt", "home": "~/.ssh/id_rsa",
-        }.items()
-    },
-    **{
-        f"row: {kind}": pointing(path)
-        for kind, path in {
-            **_PLACES, "elsewhere": "{elsewhere}/x.png", "another repository": "hf://datasets/alice/private/x.png",
-            "chained": "zip://x.png::{outside}/private.txt",
-        }.items()
-    },
+    **kinds("place", lambda files: {**HONEST, CARD: described(f'- config_name: default\n  data_files: "{files}"')}, {
+        **_PLACES, "files": "{outside}/*", "elsewhere": "{elsewhere}/train.parquet",
+        "another repository": "hf://datasets/alice/private/data/train.parquet",
+        "chained": "zip://*::{outside}/private.txt", "home": "~/.ssh/id_rsa",
+    }),
+    **kinds("row", lambda path: pointing(path), {
+        **_PLACES, "elsewhere": "{elsewhere}/x.png", "another repository": "hf://datasets/alice/private/x.png",
+        "chained": "zip://x.png::{outside}/private.txt",
+    }),
     "list: a file": listed("{outside}/private.png"),
     "list: above": listed(f"{ABOVE}private.png"),
     "list: elsewhere": listed("{elsewhere}/x.png"),
@@ -439,11 +421,9 @@ SERVER_ATTACKS: dict[str, Attack] = {
     "redirect: a loop": redirected(_FILE, "/mallory/hostile/resolve/main/config.json"),
     "redirect: nowhere": redirected(_FILE, ""),
     "redirect: words": redirected(_FILE, "http://a b\u00e9/"),
-    **{
-        f"size: {kind}": headed(_FILE, X_Linked_Size=size)
-        for kind, size in (("longer", 10**6), ("shorter", 1), ("nothing", 0), ("huge", 10**18), ("negative", -5),
-                           ("no number", "x"))
-    },
+    **kinds("size", lambda size: headed(_FILE, X_Linked_Size=size), {
+        "longer": 10**6, "shorter": 1, "nothing": 0, "huge": 10**18, "negative": -5, "no number": "x",
+    }),
     "length: longer": headed(_STORED, Content_Length=10**6, Connection="close"),
     "length: shorter": headed(_STORED, Content_Length=10),
     "etag: above": headed(_FILE, ETag='"../../../../evil"', X_Linked_Etag='"../../../../evil"'),
