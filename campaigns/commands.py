@@ -5,7 +5,6 @@ A new command, export target or pre-training objective must join a table, or `te
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,9 @@ DATA = ("--data", "images")
 INTO = ("--output", "out")
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command line, run in a place that holds `images`, `model`, `other` and `sure` (its siblings) and `source.npz`.
-
-    Attributes:
-        arguments: of hf-vit.
-        earlier: commands that were run there before: what is replaced must stay until the new is complete.
-    """
-
-    arguments: tuple[str, ...]
-    earlier: tuple[tuple[str, ...], ...] = ()
-
-
+# The words of a command line after hf-vit. It runs in a place that holds `images`, `model`, `other` and `sure` (its
+# siblings) and `source.npz`.
+Line = tuple[str, ...]
 _CONVERT, _CARD = ("convert", "source.npz", "out"), ("card", "model")
 _EVALUATE, _COMPARE = ("evaluate", "model", *DATA), ("compare", "model", "other", *DATA, *INTO)
 _PAGE = ("page", "model", *INTO, "--runtime", "runtime")
@@ -50,68 +39,66 @@ _SAVED = ("bench", "saved", "model", "other", "--turns", "1", "--batch", "1", "-
 _FILTERS = ("--images", "images", *INTO, "--only", "patch_filters")
 _PRETRAIN = ("pretrain", "--model", "model", *DATA, *INTO, *TRAINING)
 
-# Name -> a command that writes.
-WRITING: dict[str, Command] = {
-    "data-output": Command(("data", "images", *INTO)),
-    "soup": Command(("soup", "model", "other", *INTO)),
-    "soup-judged": Command(("soup", "model", "other", *INTO, *DATA, "--greedy")),
-    "evaluate": Command((*_EVALUATE, "--device", "cpu"), earlier=((*_EVALUATE, "--seed", "1"),)),
-    "evaluate-output": Command((*_EVALUATE, *INTO), earlier=((*_EVALUATE, *INTO, "--seed", "1"),)),
-    "evaluate-protocol": Command((*_EVALUATE, "--protocol", "knn", "--neighbors", "3")),
-    **{
-        f"predict-{kind}": Command((*_PREDICT, f"rows.{kind}"), earlier=((*_PREDICT, f"rows.{kind}", "--top", "1"),))
-        for kind in ("csv", "parquet")
-    },
-    "predict-masks": Command(("predict", "heads", "images/red", *INTO), earlier=(_SEGMENT,)),
-    "embed": Command(("embed", "model", *DATA, *INTO, "--rows-per-file", "8")),
-    "analyze": Command(("analyze", "model", *_FILTERS, "--only", "attention_entropy")),
-    "analyze-stages": Command(
+# Name -> commands, of which the last one is tried: what the earlier ones wrote must stay until the new is complete.
+WRITING: dict[str, list[Line]] = {
+    "data-output": [("data", "images", *INTO)],
+    "soup": [("soup", "model", "other", *INTO)],
+    "soup-judged": [("soup", "model", "other", *INTO, *DATA, "--greedy")],
+    "evaluate": [(*_EVALUATE, "--seed", "1"), (*_EVALUATE, "--device", "cpu")],
+    "evaluate-output": [(*_EVALUATE, *INTO, "--seed", "1"), (*_EVALUATE, *INTO)],
+    "evaluate-protocol": [(*_EVALUATE, "--protocol", "knn", "--neighbors", "3")],
+    "predict-csv": [(*_PREDICT, "rows.csv", "--top", "1"), (*_PREDICT, "rows.csv")],
+    "predict-parquet": [(*_PREDICT, "rows.parquet", "--top", "1"), (*_PREDICT, "rows.parquet")],
+    "predict-masks": [_SEGMENT, ("predict", "heads", "images/red", *INTO)],
+    "embed": [("embed", "model", *DATA, *INTO, "--rows-per-file", "8")],
+    "analyze": [("analyze", "model", *_FILTERS, "--only", "attention_entropy")],
+    "analyze-stages": [
+        ("finetune", "--model", "model", *DATA, "--output", "run", *TRAINING, "--keep-checkpoints"),
         ("analyze", "run", *_FILTERS),
-        earlier=(("finetune", "--model", "model", *DATA, "--output", "run", *TRAINING, "--keep-checkpoints"),),
-    ),
-    "compare": Command((*_COMPARE, "--no-robustness", "--speed-turns", "0")),
-    "diff": Command(("diff", "model", "other", *DATA, *INTO), earlier=(("diff", "other", "model", *DATA, *INTO),)),
-    "scaling-law": Command(("scaling-law", "points.csv", "--output", "law.png")),
-    "bench-models": Command(("bench", "models", "Ti/16", *_SPEED), earlier=(("bench", "models", "S/16", *_SPEED),)),
-    "bench-saved": Command(_SAVED, earlier=((*_SAVED, "--batch", "2"),)),
-    "bench-data": Command(("bench", "data", *DATA, "--model", "model", "--seconds", "0.05")),
-    "models-page": Command(("models", ".", "papers", "--search", "Ti/16", "--output", "models.html")),
-    "card": Command((*_CARD, "--license", "mit"), earlier=(_CARD,)),
-    "card-space": Command((*_CARD, "--space", "alice/my-page"), earlier=(_CARD,)),
-    "convert": Command(_CONVERT),
-    "convert-report": Command((*_CONVERT, "--report", "report.json")),
-    "convert-force": Command(
+    ],
+    "compare": [(*_COMPARE, "--no-robustness", "--speed-turns", "0")],
+    "diff": [("diff", "other", "model", *DATA, *INTO), ("diff", "model", "other", *DATA, *INTO)],
+    "scaling-law": [("scaling-law", "points.csv", "--output", "law.png")],
+    "bench-models": [("bench", "models", "S/16", *_SPEED), ("bench", "models", "Ti/16", *_SPEED)],
+    "bench-saved": [(*_SAVED, "--batch", "2"), _SAVED],
+    "bench-data": [("bench", "data", *DATA, "--model", "model", "--seconds", "0.05")],
+    "models-page": [("models", ".", "papers", "--search", "Ti/16", "--output", "models.html")],
+    "card": [_CARD, (*_CARD, "--license", "mit")],
+    "card-space": [_CARD, (*_CARD, "--space", "alice/my-page")],
+    "convert": [_CONVERT],
+    "convert-report": [(*_CONVERT, "--report", "report.json")],
+    "convert-force": [
+        (*_CONVERT, "--report", "report.json"),
         (*_CONVERT, "--force", "--report", "report.json", "--num-labels", "7"),
-        earlier=((*_CONVERT, "--report", "report.json"),),
-    ),
-    **{f"export-{name}": Command(arguments) for name, arguments in _EXPORT.items()},
-    "page": Command(_PAGE),
-    "export-force": Command((*_EXPORT["timm"], "--force"), earlier=(("export", "other", "out", "--to", "timm"),)),
-    "finetune": Command(_FINETUNE),
-    "finetune-segmentation": Command(_SEGMENT),
-    "finetune-sweep": Command(("finetune", "--model", "model", *DATA, *INTO, *TRAINING, "--sweep-rates", "0.001,0.01")),
-    "finetune-meta-pseudo-labels": Command(
+    ],
+    **{f"export-{name}": [arguments] for name, arguments in _EXPORT.items()},
+    "page": [_PAGE],
+    "export-force": [("export", "other", "out", "--to", "timm"), (*_EXPORT["timm"], "--force")],
+    "finetune": [_FINETUNE],
+    "finetune-segmentation": [_SEGMENT],
+    "finetune-sweep": [("finetune", "--model", "model", *DATA, *INTO, *TRAINING, "--sweep-rates", "0.001,0.01")],
+    "finetune-meta-pseudo-labels": [
         (*_FINETUNE, "--teacher", "model", "--unlabeled", "images", "--self-training", "meta-pseudo-labels")
-    ),
-    "pretrain-masked-patch": Command(_PRETRAIN),
-    "pretrain-next-patch": Command((*_PRETRAIN, "--objective", "next-patch")),
-    "pretrain-contrastive": Command((*_PRETRAIN, "--objective", "contrastive")),
-    "demo": Command(("demo", "--epochs", "0.1"), earlier=(("demo", "--epochs", "0.05"),)),
+    ],
+    "pretrain-masked-patch": [_PRETRAIN],
+    "pretrain-next-patch": [(*_PRETRAIN, "--objective", "next-patch")],
+    "pretrain-contrastive": [(*_PRETRAIN, "--objective", "contrastive")],
+    "demo": [("demo", "--epochs", "0.05"), ("demo", "--epochs", "0.1")],
 }
-# Name -> a command that talks to a Hub, on which the model is to be alice/my-vit.
+# The same of commands that talk to a Hub, on which the model is to be alice/my-vit.
 _PUSH = ("push", "model", "alice/my-vit", "--license", "mit")
-SHARING: dict[str, Command] = {
-    "push": Command((*_PUSH, "--max-shard-size", "8KB")),
-    "push-space": Command(("push", "out", "alice/my-vit", "--license", "mit", "--space"), earlier=(_PAGE,)),
-    "push-collection": Command((*_PUSH, "--collection", "Small models")),
-    "verify": Command(("verify", "alice/my-vit"), earlier=(_PUSH,)),
-    "verify-results": Command(("verify", "alice/my-vit", "--results", *DATA), earlier=(_EVALUATE, _PUSH)),
-    "finetune-push": Command((*_FINETUNE, "--push", "alice/my-vit", "--license", "mit")),
+SHARING: dict[str, list[Line]] = {
+    "push": [(*_PUSH, "--max-shard-size", "8KB")],
+    "push-space": [_PAGE, ("push", "out", "alice/my-vit", "--license", "mit", "--space")],
+    "push-collection": [(*_PUSH, "--collection", "Small models")],
+    "verify": [_PUSH, ("verify", "alice/my-vit")],
+    "verify-results": [_EVALUATE, _PUSH, ("verify", "alice/my-vit", "--results", *DATA)],
+    "finetune-push": [(*_FINETUNE, "--push", "alice/my-vit", "--license", "mit")],
 }
-# Name -> a command that writes no file of the user's.
-READING: dict[str, Command] = {
-    "predict": Command(("predict", "model", "images/red")), "recipes": Command(("recipes",)),
-    "models": Command(("models", ".")), "cost": Command(("cost", "Ti/4")), "data": Command(("data", "images")),
+# The same of commands that write no file of the user's.
+READING: dict[str, list[Line]] = {
+    "predict": [("predict", "model", "images/red")], "recipes": [("recipes",)], "models": [("models", ".")],
+    "cost": [("cost", "Ti/4")], "data": [("data", "images")],
 }  # fmt: skip
 
 

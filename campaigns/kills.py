@@ -26,7 +26,7 @@ from typing import Any
 
 import zygote
 
-from campaigns.commands import READING, SHARING, WRITING, Command, make_template
+from campaigns.commands import READING, SHARING, WRITING, Line, make_template
 from campaigns.engine import Campaign
 
 SIGNALS = {"SIGKILL": 12, "SIGINT": 4, "SIGTERM": 4}  # signal -> at how many changes of each command
@@ -213,12 +213,13 @@ def _lasting(value: Any, is_facts: bool = False) -> Any:
 class Prepared:
     """A command with what it starts from and what an unbroken run leads to."""
 
-    def __init__(self, runner: Runner, command: Command, template: Path, start: Path) -> None:
-        self.runner, self.place, self.arguments, self.start = runner, runner.place, command.arguments, start
+    def __init__(self, runner: Runner, commands: list[Line], template: Path, start: Path) -> None:
+        self.runner, self.place, self.start = runner, runner.place, start
+        *earlier, self.arguments = commands
         self.changes = cache(self.count_changes)
         fill(self.place, template)
         (self.place / "tmp").mkdir(exist_ok=True)
-        for arguments in command.earlier:
+        for arguments in earlier:
             self.run_whole(*arguments)
         shutil.copytree(self.place, start, symlinks=True)
         self.before = files_in(self.place)

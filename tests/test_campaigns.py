@@ -36,7 +36,7 @@ def test_security_shows_the_records():
 
 def test_every_command_is_struck():
     """A new command, export target or pre-training objective must join a table of `campaigns/commands.py`."""
-    rows = [" ".join((*command.arguments, "")) for command in (WRITING | READING | SHARING).values()]
+    rows = [" ".join((*commands[-1], "")) for commands in (WRITING | READING | SHARING).values()]
     for words, parameters in leaves(typer.main.get_command(build_app())):
         options = {option for one in parameters if one.default is None or one.is_flag for option in one.opts}
         of_it = [row for row in rows if row.startswith(words)]
