@@ -1,5 +1,6 @@
 """`hf-vit evaluate` and `hf-vit predict`, as a user meets them."""
 
+import itertools
 import json
 import os
 import re
@@ -341,6 +342,14 @@ def test_predict_takes_a_model_of_timm(command, tmp_path):
         expected = dict(zip(("ant", "bee", "cow"), model(pixels).softmax(-1)[0].tolist(), strict=True))
     found = {entry["label"]: entry["score"] for entry in json.loads(out)[0]["predictions"]}
     assert found == pytest.approx(expected, abs=1e-5)
+    for split, name in itertools.product(("train", "validation", "test"), expected):
+        (tmp_path / "data" / split / name).mkdir(parents=True)
+        image.save(tmp_path / "data" / split / name / "a.png")
+    options = ("--predictions", "--split", "test", "--device", "cpu", "--output", tmp_path / "out")
+    code, _, err = command("embed", tmp_path / "timm", "--data", tmp_path / "data", *options)
+    assert code == 0, err
+    rows = pandas.read_parquet(next((tmp_path / "out").glob("*.parquet")))
+    assert set(rows["label"]) == {name for names in rows["labels"] for name in names} == set(expected)
 
 
 def test_mistakes_carry_the_names_of_their_files(save_classifier, class_folders):

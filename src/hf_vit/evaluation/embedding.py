@@ -395,7 +395,7 @@ class Job:
         with torch.inference_mode():
             pixel_values = pixel_values.to(loaded.device, loaded.dtype)
             if self.settings.predictions:
-                names = loaded.label_sets[0]
+                names = loaded.label_names(self.label_names)
                 scores = compute_scores(loaded.model, pixel_values)
                 best = find_largest(scores, self.settings.top)
                 columns["labels"] = [[names[index] for index in row] for row in best.tolist()]
