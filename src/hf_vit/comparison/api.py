@@ -529,9 +529,8 @@ def _measure_speed(
 ) -> SpeedResult:
     """Return the stored speed of the same models in the same order on this machine, or measure it."""
     models = [result.inputs.model for result in run.results]
-    hardware = read_hardware(str(run.subjects[0].device))
     inputs: Any = dict(models=models, batch_size=settings.speed_batch_size, turns=settings.speed_turns)
-    inputs |= dict(threads=torch.get_num_threads(), hardware=hardware)
+    inputs |= dict(threads=torch.get_num_threads(), hardware=read_hardware(str(run.subjects[0].device)))
     stored_result = SpeedResult.read(path)
     if stored_result is not None and all(getattr(stored_result, name) == value for name, value in inputs.items()):
         report("speed: already measured, using the stored result")
