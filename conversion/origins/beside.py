@@ -29,7 +29,6 @@ CLIP_PIXELS: Fields = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, "resample
 IMAGENET_PIXELS = CLIP_PIXELS | {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
 # Preprocessing of Google's code and of most others.
 ORIGINAL_PIXELS = "pixels in [-1, 1], resized bilinearly"
-HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # in timm and OpenCLIP; other heads are 64 wide
 
 
 def validate_values(model: type[Model], values: Mapping[str, Any], file_name: str) -> Model:

@@ -12,7 +12,6 @@ from hf_vit.conversion.origins.beside import (
     CLIP_MEAN,
     CLIP_PIXELS,
     CLIP_STD,
-    HEADS_OF_WIDTH,
     ORIGINAL_PIXELS,
     RESAMPLE,
     Count,
@@ -22,7 +21,7 @@ from hf_vit.conversion.origins.beside import (
     read_size,
     validate_values,
 )
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense
+from hf_vit.conversion.origins.origin import ASSUMED_HEADS, Declared, Fields, KeyNames, KeyRule, Network, Origin, dense
 from hf_vit.conversion.origins.wrapped import find_prefixes, ignore_keys, make_recognizer, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
@@ -70,7 +69,7 @@ def _names(shapes: Shapes) -> KeyNames:
 
 def _configure_clip(network: Network) -> Fields:
     """Return the fields of CLIP's config, with OpenAI's activation."""
-    return network.read_vit_fields(1, heads={}) | _CLIP_FIELDS | {"hidden_act": "quick_gelu"}
+    return network.read_vit_fields(1) | _CLIP_FIELDS | {"hidden_act": "quick_gelu"}
 
 
 def _read_clip_config(companions: Companions, shapes: Shapes) -> Declared:
@@ -99,7 +98,7 @@ CLIP = Origin(
     configure=_configure_clip,
     declared=_read_clip_config,
     assumed={
-        "num_attention_heads": "heads of 64",
+        "num_attention_heads": ASSUMED_HEADS,
         "hidden_act": "quick_gelu",
         "layer_norm_eps": "eps 1e-5",
         "processor": ORIGINAL_PIXELS,
@@ -148,7 +147,7 @@ def _select_siglip_names(shapes: Shapes) -> KeyNames:
 
 def _configure_siglip(network: Network) -> Fields:
     """Return the fields of SigLIP's config."""
-    return network.read_vit_fields(0, heads={}) | {
+    return network.read_vit_fields(0) | {
         "position_interpolation": "bicubic",
         "hidden_act": "gelu_pytorch_tanh",
         "layer_norm_eps": 1e-6,
@@ -232,7 +231,7 @@ def _configure_open_clip(network: Network) -> Fields:
     """Return the fields of OpenCLIP's config, with the exact GELU."""
     scale = 1e-5 if "layer_scale" in network.parts else None
     other_fields = {"hidden_act": "gelu", "layer_scale_init_value": scale}
-    return network.read_vit_fields(1, heads=HEADS_OF_WIDTH) | _CLIP_FIELDS | other_fields
+    return network.read_vit_fields(1) | _CLIP_FIELDS | other_fields
 
 
 class Pixels(BaseModel):
@@ -317,7 +316,7 @@ OPEN_CLIP = Origin(
     configure=_configure_open_clip,
     declared=_read_open_clip_config,
     assumed={
-        "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408 and 1664)",
+        "num_attention_heads": ASSUMED_HEADS,
         "hidden_act": "the exact GELU (OpenAI's own weights and OpenCLIP's -quickgelu have quick_gelu)",
         "layer_norm_eps": "eps 1e-5",
         "processor": "CLIP's mean and deviation, resized bicubically",
@@ -340,7 +339,6 @@ _is_core = make_recognizer(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_PE_POOL}\.prob
 _is_tower = make_recognizer(
     _OPEN_PATCHES, _OPEN_BASES, _OPEN_BLOCKS, lacks=r"(^|\.)(ln_post\.weight|proj|attn_pool\..+)$"
 )
-_PE_HEADS = HEADS_OF_WIDTH | {1536: 16}
 
 
 def _configure_perception_encoder(network: Network) -> Fields:
@@ -351,7 +349,7 @@ def _configure_perception_encoder(network: Network) -> Fields:
         raise UserError(
             "the attention pooling lacks the norm 'ln_post' before it, so the file is damaged; download it again"
         )
-    return network.read_vit_fields(int(has_class), heads=_PE_HEADS) | {
+    return network.read_vit_fields(int(has_class), heads={1536: 16}) | {
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-5,
         "norm_before_layers": True,
@@ -394,7 +392,7 @@ PERCEPTION_ENCODER = replace(
     configure=_configure_perception_encoder,
     declared=None,
     assumed={
-        "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408, 1536 and 1664)",
+        "num_attention_heads": "heads of 64 (16 heads at a width of 1536)",
         "rotary_embedding": "rotary positions, as Perception Encoder has them",
         "processor": ORIGINAL_PIXELS,
     },

@@ -9,7 +9,7 @@ from functools import partial
 
 from hf_vit.conversion.origins import timm
 from hf_vit.conversion.origins.beside import IMAGENET_PIXELS
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, find_heads
 from hf_vit.conversion.origins.wrapped import make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Shapes
 
@@ -59,8 +59,7 @@ def _configure_deit(network: Network) -> Fields:
         fields["rotary_embedding"] = None
     if "mixed" in network.parts:
         fields |= {"rotary_embedding": "mixed", "rotary_base": 10.0}
-    heads = {"num_attention_heads": network.dims["D"] // 64} if network.dims["D"] % 64 == 0 else {}
-    return fields | heads | {"rotary_axis_order": "column_row"}
+    return fields | find_heads(network.dims["D"]) | {"rotary_axis_order": "column_row"}
 
 
 DEIT = replace(
@@ -80,7 +79,7 @@ DEIT = replace(
     rules_of=None,
     declared=lambda companions, shapes: Declared(processor=IMAGENET_PIXELS),
     assumed={
-        "num_attention_heads": "heads of 64",
+        "num_attention_heads": timm.VIT.assumed["num_attention_heads"],
         "rotary_embedding": "no rotary positions beside a table, unless their frequencies are learned",
         "processor": "ImageNet's mean and deviation, resized bicubically",
     },

@@ -5,8 +5,8 @@ Sources: EVA, arXiv 2211.07636; EVA-02, 2303.11331; EVA-CLIP, 2303.15389.
 
 import re
 
-from hf_vit.conversion.origins.beside import CLIP_PIXELS, HEADS_OF_WIDTH
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense, find_heads
+from hf_vit.conversion.origins.beside import CLIP_PIXELS
+from hf_vit.conversion.origins.origin import ASSUMED_HEADS, Declared, Fields, KeyNames, KeyRule, Network, Origin, dense
 from hf_vit.conversion.origins.wrapped import find_prefixes, make_recognizer, unwrap
 from hf_vit.conversion.readers import Shapes
 from hf_vit.errors import UserError
@@ -14,7 +14,6 @@ from hf_vit.errors import UserError
 _PATCHES = "patch_embed.proj.weight"
 _BASES = ("visual.", "")
 _BLOCK, _TARGET = "blocks.{i}", "layers.{i}"
-_HEADS = HEADS_OF_WIDTH | {1792: 16}
 _POST_NORM_WIDTH = 1792  # EVA-02-CLIP-E's; other released models without rotation or LayerScale have pre-norms
 _COMPUTED_TABLES = "tables of rotary positions, which are computed"
 _IGNORED = {
@@ -43,7 +42,6 @@ def _configure(network: Network) -> Fields:
     """Return the fields of the config."""
     dims, parts = network.dims, network.parts
     is_rotary, after_pooling = "rope" in parts, "norm_after" in parts
-    heads = {"num_attention_heads": dims["D"] // dims["K"]} if is_rotary else find_heads(dims["D"], _HEADS)
     fields: Fields = {
         "mlp_type": "dense" if "dense" in parts else "swiglu",
         "hidden_act": "gelu",
@@ -59,8 +57,8 @@ def _configure(network: Network) -> Fields:
         "position_interpolation": "bicubic",
     }
     if is_rotary:
-        fields |= {"rotary_embedding": "axial", "rotary_base": 10_000.0}
-    return network.read_vit_fields(1) | heads | fields
+        fields |= {"num_attention_heads": dims["D"] // dims["K"], "rotary_embedding": "axial", "rotary_base": 10_000.0}
+    return network.read_vit_fields(1) | fields
 
 
 EVA = Origin(
@@ -102,7 +100,7 @@ EVA = Origin(
     configure=_configure,
     declared=lambda companions, shapes: Declared(processor=CLIP_PIXELS),
     assumed={
-        "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408, 1664 and 1792)",
+        "num_attention_heads": ASSUMED_HEADS,
         "norm_after_branches": "norms before attention and MLP (after them at a width of 1792, as in EVA-02-CLIP-E)",
         "layer_norm_eps": "eps 1e-6",
         "processor": "CLIP's mean and deviation, resized bicubically",

@@ -19,6 +19,8 @@ Pair = tuple[int, int]
 Fields = dict[str, Any]
 BLOCK = "{i}"  # placeholder for a block's number in names of keys and parameters
 WITHOUT = "without "  # prefix of a part's name, for keys that exist only if the part does not
+HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}  # in released models; other heads are 64 wide
+ASSUMED_HEADS = "heads of 64 (16 heads at widths of 1152, 1280, 1408, 1664 and 1792)"
 
 
 @dataclass(frozen=True)
@@ -307,14 +309,14 @@ class Network:
         }
 
     def read_vit_fields(
-        self, special: int, patches: Patches | None = None, heads: Mapping[int, int] | None = None
+        self, special: int, patches: Patches | None = None, heads: Mapping[int, int] = HEADS_OF_WIDTH
     ) -> Fields:
         """Return the fields of a ViT's config that shapes show.
 
         Args:
             special: rows of special tokens at the beginning of the position table.
             patches: the patches of a stem; None without a stem.
-            heads: width -> number of heads, where heads are not 64 wide; None: leave the number of heads open.
+            heads: width -> number of heads, where heads are not 64 wide.
         """
         all_patches = patches or self.patches
         width = self.dims["D"]
@@ -327,7 +329,7 @@ class Network:
         }
         if patches is None:
             fields["patch_size"] = shorten_pair(all_patches.sides)
-        return fields | ({} if heads is None else find_heads(width, heads))
+        return fields | find_heads(width, heads)
 
 
 @dataclass(frozen=True)
@@ -362,7 +364,7 @@ class Origin:
     package: str = ""  # library to recommend for a refused feature
 
 
-def find_heads(width: int, exceptions: Mapping[int, int]) -> dict[str, int]:
+def find_heads(width: int, exceptions: Mapping[int, int] = HEADS_OF_WIDTH) -> dict[str, int]:
     """Return the field for the number of heads: 64 wide, except for widths in `exceptions` (width -> heads); {} if
     unknown.
     """

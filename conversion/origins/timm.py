@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel
 
 from hf_vit.conversion.origins.beside import (
-    HEADS_OF_WIDTH,
     ORIGINAL_PIXELS,
     Text,
     from_timm,
@@ -24,6 +23,7 @@ from hf_vit.conversion.origins.beside import (
 )
 from hf_vit.conversion.origins.google import STEM, configure_mixer, derive_bit_fields, derive_stem_fields
 from hf_vit.conversion.origins.origin import (
+    ASSUMED_HEADS,
     Declared,
     Fields,
     KeyNames,
@@ -225,7 +225,7 @@ def _derive_common_fields(network: Network, patches: Patches) -> Fields:
     """Return the config's fields that names and shapes show, and timm's defaults for the others."""
     dims, parts = network.dims, network.parts
     has_one_head = {"distillation", "head"} <= parts and "second_head" not in parts
-    fields = find_heads(dims["D"], HEADS_OF_WIDTH) | {
+    fields = find_heads(dims["D"]) | {
         **read_shown_fields(network),
         "layer_norm_eps": 1e-5 if "norm_before" in parts else 1e-6,
         "qkv_bias": "qkv_bias" in parts,
@@ -385,7 +385,7 @@ VIT = Origin(
     rules_of=_select_rules,
     declared=declared,
     assumed={
-        "num_attention_heads": "heads of 64 (16 heads at widths of 1152, 1280, 1408 and 1664)",
+        "num_attention_heads": ASSUMED_HEADS,
         "hidden_act": "the exact GELU (SiLU in a SwiGLU)",
         "layer_norm_eps": "LayerNorms before attention and MLP, eps 1e-6 (1e-5 with a norm before the blocks)",
         "position_embedding": "positions added to the tokens once (no RoPE)",

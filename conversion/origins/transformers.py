@@ -15,6 +15,7 @@ from hf_vit.conversion.origins import aim
 from hf_vit.conversion.origins.beside import ORIGINAL_PIXELS, Count, Number, Positive, read_config, validate_values
 from hf_vit.conversion.origins.google import STEM
 from hf_vit.conversion.origins.origin import (
+    ASSUMED_HEADS,
     Declared,
     Fields,
     KeyNames,
@@ -84,7 +85,7 @@ def _select_names(shapes: Shapes) -> KeyNames:
 
 def _derive_common_fields(special: int, network: Network, patches: Patches | None = None) -> Fields:
     """Return the config's fields that shapes show, and defaults for those that only config.json has."""
-    return network.read_vit_fields(special, patches, {}) | {
+    return network.read_vit_fields(special, patches) | {
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-12,
         "qkv_bias": "qkv_bias" in network.parts,
@@ -133,7 +134,7 @@ VIT = Origin(
     configure=partial(_derive_common_fields, 1),
     declared=partial(_read_vit_config, ("vit", "vit_mae", "vit_msn")),
     assumed={
-        "num_attention_heads": "heads of 64",
+        "num_attention_heads": ASSUMED_HEADS,
         "hidden_act": "the exact GELU",
         "layer_norm_eps": "eps 1e-12",
         "processor": ORIGINAL_PIXELS,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import transformers
 from originals.pytorch import (
     bit_of_timm,
     bit_of_transformers,
@@ -20,6 +21,7 @@ from originals.pytorch import (
     mixer_of_timm,
     of_timm,
     of_transformers,
+    old_spelling,
     save_timm,
     vit_hybrid_parts,
 )
@@ -175,8 +177,8 @@ def test_file_without_config_says_what_is_assumed(tmp_path: Path):
     model.save_pretrained(tmp_path / "saved")
     result = convert(tmp_path / "saved" / "model.safetensors")
     assert (
-        "assumed, as the checkpoint does not record it: heads of 64; the exact GELU; eps 1e-12"
-        in conversion.assumption(result.plan)
+        "assumed, as the checkpoint does not record it: heads of 64 (16 heads at widths of 1152, 1280, 1408, 1664 and "
+        "1792); the exact GELU; eps 1e-12" in conversion.assumption(result.plan)
     )
     facts = json.loads((result.output / "facts.json").read_text())[0]["values"]
     assert set(facts["assumed"]) == {
@@ -188,6 +190,20 @@ def test_file_without_config_says_what_is_assumed(tmp_path: Path):
     with_config = convert(tmp_path / "saved", force=True)
     assert not with_config.plan.assumed
     assert conversion.assumption(with_config.plan) is None
+
+
+@pytest.mark.parametrize("name", ["ViTForImageClassification", "CLIPVisionModel", "SiglipVisionModel", "deit3"])
+def test_a_file_without_config_has_the_heads_of_released_models(name: str):
+    """Those of a width of 1280 have 16, as ViT-H/14 of Google, CLIP, MAE, I-JEPA and DeiT III."""
+    with torch.device("meta"):
+        if name == "deit3":
+            model = timm.create_model("deit3_huge_patch14_224", depth=1)
+        else:
+            made = getattr(transformers, name)
+            model = made(made.config_class(hidden_size=1280, num_attention_heads=16, num_hidden_layers=1))
+    spell = {"ViTForImageClassification": old_spelling, "deit3": lambda key: re.sub(r"ls(.)\.gamma", r"gamma_\1", key)}
+    shapes = {spell.get(name, str)(key): tuple(value.shape) for key, value in model.state_dict().items()}
+    assert conversion.plan(shapes).config.num_attention_heads == 16
 
 
 def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, command):
