@@ -230,7 +230,11 @@ def _open_clip_names(shapes: Shapes) -> KeyNames:
 def _configure_open_clip(network: Network) -> Fields:
     """Return the fields of OpenCLIP's config, with the exact GELU."""
     scale = 1e-5 if "layer_scale" in network.parts else None
-    other_fields = {"hidden_act": "gelu", "layer_scale_init_value": scale}
+    other_fields = {
+        "hidden_act": "gelu",
+        "layer_scale_init_value": scale,
+        "position_interpolation": "bicubic_antialias",
+    }
     return network.read_vit_fields(1) | _CLIP_FIELDS | other_fields
 
 

@@ -27,6 +27,7 @@ from originals.pytorch import (
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn import functional as F
 from transformers import CLIPVisionModelWithProjection
 from transformers.models.siglip2.image_processing_siglip2 import convert_image_to_patches
 
@@ -402,6 +403,11 @@ def test_open_clip(place: str, tmp_path: Path):
     hold(load(result), (12, 12), lambda images: tower.to(images.dtype)(images))
     processor = json.loads((result.output / "preprocessor_config.json").read_text())
     assert processor["image_mean"] == [0.48145466, 0.4578275, 0.40821073]
+    # At another size as `force_image_size` of OpenCLIP, which resizes the table with antialiasing.
+    table = tower.double().positional_embedding.detach()
+    grid = F.interpolate(table[1:].T.unflatten(1, (3, 3))[None], (5, 2), mode="bicubic", antialias=True)
+    tower.positional_embedding = nn.Parameter(torch.cat([table[:1], grid[0].flatten(1).T]))
+    hold(load(result), (20, 8), lambda images: tower.to(images.dtype)(images))
 
 
 def write_open_clip(folder: Path, pixels: dict[str, Any], **tower: Any) -> Path:
