@@ -257,6 +257,10 @@ def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, f
     """Find the origin, match the keys with its table, build the config, and list rows and ignored keys."""
     prefix = _find_prefix(shapes, settings.prefix)
     keys_below_prefix = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
+    config: Any = companions.config or {}
+    if settings.image_size is not None and "architecture" in config:  # timm's, whose preprocessing follows the model
+        arguments = {**(config.get("model_args") or {}), "img_size": list(settings.image_size)}
+        companions = replace(companions, config={**config, "model_args": arguments})
     origin = find_origin(keys_below_prefix, file_name, companions)
     declared = Declared() if origin.declared is None else origin.declared(companions, keys_below_prefix)
     names = _make_names_below_prefix(prefix, origin.names(keys_below_prefix), shapes)

@@ -708,7 +708,7 @@ BIT = Origin(
     declared=partial(
         _declare_mean_pooled,
         r"resnetv2_\d+x\d+_bit(_\w+)?",
-        r"layers|channels|in_chans|num_classes|width_factor|stem_chs|global_pool|drop_(path_)?rate|zero_init_last",
+        r"img_size|layers|channels|in_chans|num_classes|width_factor|stem_chs|global_pool|drop_(path_)?rate|zero_init_last",
     ),
     assumed={"processor": ORIGINAL_PIXELS},
     refused={r".+\.running_(mean|var)": "BatchNorm", r"stem\.norm\..+": "units with norms after their convolutions"},
