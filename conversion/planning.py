@@ -682,7 +682,7 @@ def _make_label_fields(size: int | None, declared: Declared, settings: PlanSetti
         if len(labels) != size:
             raise UserError(
                 f"{MISFIT}: it names {len(labels)} classes, but the weights have {size}; give the config.json of "
-                "these weights, or names with --labels"
+                "these weights, or correct its names"
             )
     return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
 
