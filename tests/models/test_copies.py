@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from models.families import Family, tensors_of
+from models.families import OTHERS, Family, tensors_of
 from torch import nn
 from transformers.initialization import no_init_weights
 
@@ -56,6 +56,14 @@ def test_copies_and_replicas_use_their_own_parameters(model, images):
         assert_as_fresh(other, images)
     assert_same(model(images), wanted)
     assert_same(replica_of(model, dict(other.named_parameters()))(images), other(images))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@torch.no_grad()
+def test_replicas_of_other_networks(name: str):
+    model = OTHERS[name].build("classification")
+    images = OTHERS[name].images(model.config)
+    assert_same(replica_of(model, dict(model.named_parameters()))(images), model(images))
 
 
 def replica_of(model: nn.Module, parameters: dict[str, nn.Parameter]) -> nn.Module:

@@ -23,6 +23,11 @@ class HfResNetPreTrainedModel(HfPreTrainedModel):
 
     base_model_prefix = "resnet"
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the weights, also in a replica of nn.DataParallel, which has no parameters itself."""
+        return self.base_model.encoder.root_conv.weight.dtype  # pyright: ignore[reportReturnType, reportAttributeAccessIssue]
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path | None, *args: Any, **kwargs: Any) -> Self:
         """Load a model, as for every model of the package.
