@@ -113,11 +113,14 @@ def _read_timm_config(companions: Companions, shapes: Shapes) -> Declared:
     fields: Fields = {}
     for pattern, values in _FIELDS.items():
         fields |= values if re.fullmatch(pattern, architecture) else {}
-    if arguments.get("use_rot_pos_emb") is True and "rotary_embedding" not in fields:
+    is_rotary = arguments.get("use_rot_pos_emb", fields.get("rotary_embedding") is not None)
+    if is_rotary and fields.get("rotary_embedding") is None:
         fields |= _AXIAL
     fields |= _read_arguments(arguments)
-    if arguments.get("use_rot_pos_emb") is False:
+    if not is_rotary:
         fields = {field: value for field, value in fields.items() if not field.startswith("rotary_")}
+    elif fields["rotary_embedding"] == "mixed":  # timm's class leaves out both
+        fields |= {"rotary_offset": 0, "rotary_reference_grid": None}
     common_arguments: dict[str, Any] = {"global_pool": config_file.global_pool}
     for name, value in arguments.items():
         is_of_eva = name in (*ARGUMENTS, "rope_type", "use_rot_pos_emb")

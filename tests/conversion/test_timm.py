@@ -101,11 +101,20 @@ EVA = (
 )
 
 
-@pytest.mark.parametrize("name", EVA)
+# What the architecture alone would give otherwise: another kind of rotation, one, or none.
+ROTATED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixed": ("vit_pe_spatial_base_patch16_512", {"rope_type": "mixed"}),
+    "rotated": ("eva02_enormous_patch14_clip_224", {"use_rot_pos_emb": True}),
+    "not rotated": ("eva_giant_patch14_224", {"rope_type": "cat"}),
+}
+
+
+@pytest.mark.parametrize("case", [*EVA, *ROTATED])
 @torch.no_grad()
-def test_class_eva(name: str, tmp_path: Path):
+def test_class_eva(case: str, tmp_path: Path):
     """Away from the grid that positions were made for; timm's angles, up to 25, are of float32 in any precision."""
-    arguments = {"embed_dim": 64, "num_heads": 2, "img_size": 20}
+    name, options = ROTATED.get(case, (case, {}))
+    arguments = {"embed_dim": 64, "num_heads": 2, "img_size": 20, **options}
     model = of_timm(name, **arguments)
     if model.attn_pool is not None:  # has as many heads as the architecture: 8
         model = of_timm(name, **{**arguments, "embed_dim": 128})
