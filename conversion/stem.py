@@ -53,10 +53,11 @@ def load_stem(model: Any, source: str | Path) -> dict[str, str]:
 
 
 def _refuse_other_sizes(config: Any, resnet_config: Any, name: str) -> None:
-    """Raise a UserError unless the stem of a hybrid has the sizes and the epsilon of the ResNet named `name`."""
+    """Raise a UserError unless the stem of a hybrid has the sizes and constants of the ResNet named `name`."""
     needed = {field: getattr(resnet_config, field) for field in ("stage_depths", "stem_width", "num_channels")}
+    epsilon = "layer_norm_eps" if config.group_norm_eps is None else "group_norm_eps"
     mismatches: list[str] = []
-    for field, value in {**needed, "layer_norm_eps": google.BIT_EPSILON}.items():
+    for field, value in {**needed, epsilon: google.BIT_EPSILON, "weight_standardization": "std"}.items():
         model_value = getattr(config, field)
         if model_value != value:
             mismatches.append(f"{field}={value} (the model has {model_value})")

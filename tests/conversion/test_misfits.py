@@ -283,6 +283,8 @@ def test_misfit_of_a_stem_is_named_and_changes_nothing(edit, told, golden: Path,
         ({"stem_width": 64}, r"stem_width=32 \(the model has 64\)"),
         ({"num_channels": 1}, r"num_channels=3 \(the model has 1\)"),
         ({"layer_norm_eps": 1e-5}, r"layer_norm_eps=1e-06 \(the model has 1e-05\)"),
+        ({"group_norm_eps": 1e-5}, r"group_norm_eps=1e-06 \(the model has 1e-05\)"),
+        ({"weight_standardization": "variance"}, r"weight_standardization=std \(the model has variance\)"),
         (None, "HfViTModel has no ResNet stem"),
     ],
 )
