@@ -56,12 +56,10 @@ def _refuse_other_sizes(config: Any, resnet_config: Any, name: str) -> None:
     """Raise a UserError unless the stem of a hybrid has the sizes and constants of the ResNet named `name`."""
     needed = {field: getattr(resnet_config, field) for field in ("stage_depths", "stem_width", "num_channels")}
     epsilon = "layer_norm_eps" if config.group_norm_eps is None else "group_norm_eps"
-    mismatches: list[str] = []
-    for field, value in {**needed, epsilon: google.BIT_EPSILON, "weight_standardization": "std"}.items():
-        model_value = getattr(config, field)
-        if model_value != value:
-            mismatches.append(f"{field}={value} (the model has {model_value})")
-    if mismatches:
+    needed |= {epsilon: google.BIT_EPSILON, "weight_standardization": "std"}
+    differing = [field for field, value in needed.items() if getattr(config, field) != value]
+    if differing:
+        mismatches = [f"{field}={needed[field]} (the model has {getattr(config, field)})" for field in differing]
         raise UserError(
             f"{name} fits only a hybrid model with {', '.join(mismatches)}; build the model with these config values"
         )

@@ -229,13 +229,12 @@ def _open_clip_names(shapes: Shapes) -> KeyNames:
 
 def _configure_open_clip(network: Network) -> Fields:
     """Return the fields of OpenCLIP's config, with the exact GELU."""
-    scale = 1e-5 if "layer_scale" in network.parts else None
-    other_fields = {
+    return network.read_vit_fields(1) | {
+        **_CLIP_FIELDS,
         "hidden_act": "gelu",
-        "layer_scale_init_value": scale,
+        "layer_scale_init_value": 1e-5 if "layer_scale" in network.parts else None,
         "position_interpolation": "bicubic_antialias",
     }
-    return network.read_vit_fields(1) | _CLIP_FIELDS | other_fields
 
 
 class Pixels(BaseModel):

@@ -133,21 +133,13 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         if out_features is not None or out_indices is not None:
             super().set_output_features_output_indices(out_features, out_indices)
 
-    @property
+    @BackboneConfigMixin.out_features.getter
     def out_features(self) -> list[str]:
         return self._out_features or [f"stage{self.num_stages}" if self.num_stages else "stem"]
 
-    @out_features.setter
-    def out_features(self, out_features: list[str] | None) -> None:
-        self.set_output_features_output_indices(out_features, None)
-
-    @property
+    @BackboneConfigMixin.out_indices.getter
     def out_indices(self) -> list[int]:
         return self._out_indices or [self.num_stages]
-
-    @out_indices.setter
-    def out_indices(self, out_indices: tuple[int, ...] | list[int] | None) -> None:
-        self.set_output_features_output_indices(None, out_indices)
 
     @property
     def nominal_size(self) -> tuple[int, int]:

@@ -517,21 +517,13 @@ class HfBaseBackbone(BackboneMixin, HfPreTrainedModel):
         """Return the family's model, whose stages become the feature maps."""
         return self.model_class(config)
 
-    @property
+    @BackboneMixin.out_features.getter
     def out_features(self) -> list[str]:
         return self.config.out_features
 
-    @out_features.setter
-    def out_features(self, out_features: list[str]) -> None:
-        self.config.out_features = out_features
-
-    @property
+    @BackboneMixin.out_indices.getter
     def out_indices(self) -> list[int]:
         return self.config.out_indices
-
-    @out_indices.setter
-    def out_indices(self, out_indices: tuple[int, ...] | list[int]) -> None:
-        self.config.out_indices = out_indices
 
     @property
     def strides(self) -> list[int]:
