@@ -5,6 +5,7 @@ import gc
 import hashlib
 import json
 import shutil
+import tracemalloc
 import warnings
 from functools import partial
 
@@ -345,6 +346,18 @@ def test_big_sets_show_their_progress(folder, monkeypatch, capsys):
     shown = capsys.readouterr().err
     assert "Checking train images" in shown
     assert "40/40" in shown
+
+
+def test_photographs_in_a_table_are_not_read_all_at_once(tmp_path):
+    rows = [encoded(picture(number, (512, 400)), "BMP") for number in range(80)]
+    table = pyarrow.table({"image": rows, "label": [number % 2 for number in range(80)]})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    load_data(str(tmp_path / "x.parquet"))  # into the cache of `datasets`
+    tracemalloc.start()
+    load_data(str(tmp_path / "x.parquet"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < sum(map(len, rows)) / 3
 
 
 @EITHER

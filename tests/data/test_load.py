@@ -497,7 +497,7 @@ def test_columns_of_any_name(flat, folder, tmp_path):
         assert everything(data) == everything(load_data(str(folder)))
     for source, columns, said in (
         (path, ("photo", "kind"), r"has no column 'kind' \(--label-column\); choose one of photo, species, label"),
-        (path, (None, None), "columns photo, species, label, but none of image files.* --image-column"),
+        (path, (None, None), "columns photo, species, label, but none of image files.* --image-column, or move birds"),
         (folder, ("x", None), r"has no column 'x' \(--image-column\)"),
     ):
         with pytest.raises(UserError, match=said):

@@ -41,6 +41,7 @@ _SCANNED_AT_ONCE, _PER_THREAD = 1024, 16
 # Two threads decode images of fewer pixels more slowly than one, as they wait for each other.
 _ALONE_PIXELS = 48 * 48
 _WAITING = 5  # a thread waits for a slow disk or a store if it takes so many times the seconds that it computes
+_LARGE = 1 << 18  # bytes of a file
 _PHOTOGRAPH = 1 << 20  # bytes of a JPEG whose pixels are too many to keep
 _KEPT_OF_MEAN = 2  # an image of more than so many times the mean that fits is not kept
 _REMEDY = "replace or remove such images, or add --skip-bad-images (skip_bad_images=True) to leave them out"
@@ -366,11 +367,14 @@ def scan_images(
     total = len(undecoded_table)
     scans: list[ImageScan] = []
     used = 0
+    # Of photographs in the table each is read by itself, as many of them would fill the memory.
+    is_large = undecoded_table.data.nbytes > _LARGE * total
     bar = make_progress_bar(f"Checking {split} images", is_hidden=total < PROGRESS_FROM)
     with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         task = bar.add_task("", total=total)
         for start in range(0, total, _SCANNED_AT_ONCE):
-            rows = undecoded_table[start : start + _SCANNED_AT_ONCE]["image"]
+            part = undecoded_table.select(range(start, min(total, start + _SCANNED_AT_ONCE)))
+            rows = part["image"] if is_large else part[:]["image"]
             parts = [range(first, min(len(rows), first + _PER_THREAD)) for first in range(0, len(rows), _PER_THREAD)]
             # The pixels of a few photographs fill the memory before the mean of all images shows that they do not fit.
             largest = _KEPT_OF_MEAN * kept_bytes // total

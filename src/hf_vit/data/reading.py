@@ -478,13 +478,12 @@ def _choose_list_columns(columns: Collection[str], file_name: str, selection: Na
     selection.check(columns, file_name)
     image = selection.image or next((column for column in _PATH_NAMES if column in columns), None)
     label = selection.label or _find_label_name(columns)
-    problem = f"{file_name} has the columns {', '.join(columns)}, but none of"
-    if image is None:
-        raise UserError(f"{problem} image files, such as file_name; name it with --image-column")
-    if label is None:
+    if image is None or label is None:
+        content = "image files, such as file_name" if image is None else "classes, such as label"
+        option = "--image-column" if image is None else "--label-column"
         raise UserError(
-            f"{problem} classes, such as label; name it with --label-column, or move {file_name} away if the folder "
-            "names are the classes"
+            f"{file_name} has the columns {', '.join(columns)}, but none of {content}; name it with {option}, or move "
+            f"{file_name} away if the folder names are the classes"
         )
     return Columns(image, (label,), selection.indicators)
 
@@ -771,7 +770,7 @@ def encode_images(
     encoded: dict[str, Any] = {}
     for split, table in splits.items():
         if isinstance(table, Dataset):
-            batches: Any = table.iter(1000)
+            batches: Any = table.iter(100)
             encoded_images = [encoded_image for batch in batches for encoded_image in encode(batch)[column]]
             encoded[split] = table.remove_columns([column]).add_column(column, encoded_images, feature=image)  # pyright: ignore[reportArgumentType]
         else:
@@ -787,7 +786,7 @@ def _find_extremes(splits: Mapping[str, Any], column: str, list_type: Any, *, is
     pc: Any = pyarrow.compute  # Any: its functions are created at import
     extremes: list[Any] = []
     for table in splits.values():
-        for batch in table.with_format("arrow").iter(1000):
+        for batch in table.with_format("arrow").iter(100):
             numbers = pc.list_flatten(batch.column(column).cast(list_type), recursive=True)
             ends = pc.min_max(numbers.cast(pa.float64()) if is_floating else numbers).as_py()
             extremes += [end for end in ends.values() if end is not None]
