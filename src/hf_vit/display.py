@@ -30,8 +30,10 @@ def shorten_list(names: list[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
-def format_amount(number: float) -> str:
-    """Return a number as people read it: 139.9k, 4.02M, 17.6G."""
+def format_amount(number: float | None) -> str:
+    """Return a number as people read it: 139.9k, 4.02M, 17.6G; "" for None."""
+    if number is None:
+        return ""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.4g}{unit}"

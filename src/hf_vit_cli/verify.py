@@ -69,10 +69,10 @@ def verify(
     result = verify_repo(repo, revision=revision, trust_remote_code=trust_remote_code, report=print_safely)
     print_safely(result.describe())
     if results:
-        from hf_vit.audit.results import audit_results, format_findings, require_equal
+        from hf_vit.audit.results import audit_results, require_equal
 
         findings = audit_results(result.folder, data=data or (), **shared, report=print_safely)
-        print_safely(format_findings(findings))
+        print_safely("\n".join(map(str, findings)))
         require_equal(findings)
 
 

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -49,14 +50,7 @@ class Prediction:
 @final
 @dataclass(frozen=True)
 class Disagreement:
-    """An image for which two models predict different classes.
-
-    Attributes:
-        index: position of the image in the split.
-        file: file name, or None where the image has none.
-        label: correct class.
-        answers: predictions of the first and of the second model.
-    """
+    """An image (position in the split, file name if known, correct class) and two models' different predictions."""
 
     index: int
     file: str | None
@@ -130,28 +124,26 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
         UserError: the data set returned a different number of images the second time.
     """
     _ = second.model_classes  # raises an error for unknown classes before the first model runs
-    first_predictions = [prediction for batch in _iterate_predictions(first) for prediction, _, _ in batch]
+
+    def sort_key(row: "tuple[Disagreement, Image]") -> tuple[float, int]:
+        return row[0].lower_probability, -row[0].index
+
+    first_predictions = [prediction for prediction, _, _ in _iterate_predictions(first)]
     outcomes = Counter[tuple[bool, bool]]()  # (first model is right, second model is right) -> number of images
     best_examples = list[tuple[Disagreement, "Image"]]()
     num_disagreements = 0
-    index = 0
-    for batch in _iterate_predictions(second):
-        for prediction, label, image in batch:
-            first_prediction = first_predictions[index]
-            outcomes[first_prediction.is_right, prediction.is_right] += 1
-            if (first_prediction.label, first_prediction.is_right) != (prediction.label, prediction.is_right):
-                num_disagreements += 1
-                example = Disagreement(index, None, label, (first_prediction, prediction)), make_thumbnail(image)
-                best_examples = heapq.nlargest(
-                    MAX_THUMBNAILS, [*best_examples, example], key=lambda row: (row[0].lower_probability, -row[0].index)
-                )
-            index += 1
-    if index != len(first_predictions):
-        counts = f"{len(first_predictions):,} images for the first model and {index:,} for the second"
-        raise UserError(f"'{first.data.name}' returned {counts}; give a data set that does not change meanwhile")
+    for index, (first_prediction, row) in enumerate(zip_longest(first_predictions, _iterate_predictions(second))):
+        if first_prediction is None or row is None:
+            raise UserError(f"'{first.data.name}' changed during the comparison; give a data set that stays the same")
+        prediction, label, image = row
+        outcomes[first_prediction.is_right, prediction.is_right] += 1
+        if (first_prediction.label, first_prediction.is_right) != (prediction.label, prediction.is_right):
+            num_disagreements += 1
+            example = Disagreement(index, None, label, (first_prediction, prediction)), make_thumbnail(image)
+            best_examples = heapq.nlargest(MAX_THUMBNAILS, [*best_examples, example], key=sort_key)
     examples = [replace(example, file=second.file_name(example.index)) for example, _ in best_examples]
     return PairedAccuracy(
-        num_images=index,
+        num_images=len(first_predictions),
         both_right=outcomes[True, True],
         only_first=outcomes[True, False],
         only_second=outcomes[False, True],
@@ -161,16 +153,14 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
     )
 
 
-def _iterate_predictions(examination: Examination) -> "Iterator[list[tuple[Prediction, str, Image]]]":
-    """Iterate over batches of (prediction, correct class, image), one entry per image."""
+def _iterate_predictions(examination: Examination) -> "Iterator[tuple[Prediction, str, Image]]":
+    """Iterate over (prediction, correct class, image)."""
     class_names: Sequence[str] = list(map(to_one_line, examination.model_label_names))
     for logits, labels, images in examination.iterate_logits_with_images(title=f"evaluating {examination.loaded.name}"):
         probabilities, classes = convert_to_scores(examination.loaded.model, logits).max(dim=-1)
         rows = zip(probabilities.tolist(), classes.tolist(), labels.tolist(), images, strict=True)
-        yield [
-            (Prediction(class_names[predicted], probability, predicted == label), class_names[label], image)
-            for probability, predicted, label, image in rows
-        ]
+        for probability, predicted, label, image in rows:
+            yield Prediction(class_names[predicted], probability, predicted == label), class_names[label], image
 
 
 @final

@@ -134,12 +134,11 @@ class DoorsCertificate(Document):
         """Return the table's rows: door, labels equal, largest difference, what ran or why it was not tried."""
         rows: list[list[str]] = []
         for door in self.doors:
-            about = "; ".join(filter(None, (door.version, door.certificate)))
-            if door.not_tried is not None:
-                rows.append([door.name, "-", "-", f"not tried: {door.not_tried}"])
-            else:
-                difference = f"{door.largest_difference:.1e}"
-                rows.append([door.name, f"{door.equal_labels:,} of {door.images:,}", difference, about])
+            cells = ["-", "-", f"not tried: {door.not_tried}"]
+            if door.not_tried is None:
+                about = "; ".join(filter(None, (door.version, door.certificate)))
+                cells = [f"{door.equal_labels:,} of {door.images:,}", f"{door.largest_difference:.1e}", about]
+            rows.append([door.name, *cells])
         return rows
 
 
@@ -171,7 +170,10 @@ def verify_doors(
     if loaded.processor is None or loaded.folder is None or not hasattr(loaded.model, "save_pretrained"):
         raise UserError(f"{folder} is not a folder that save_pretrained wrote; give the folder of a saved classifier")
     loaded.model.float()
-    source = _find_data(loaded.folder) if data is None else data
+    source = data
+    if source is None:
+        trained_on = [record.data for record in Facts.load(loaded.folder).filter_kind("training") if record.data]
+        source = trained_on[-1].name if trained_on and is_builtin(trained_on[-1].name) else "photos"
     with make_scratch_folder("doors") as scratch:
         images, fact = _write_images(source, scratch / "images")
         model: Any = loaded.model
@@ -207,10 +209,8 @@ def require_equal_doors(result: DoorsCertificate) -> None:
     """Raise a UserError if a door gives other answers than the model."""
     wrong = [door.name for door in result.doors if not door.is_equal]
     if wrong:
-        raise UserError(
-            f"{', '.join(wrong)}: answers differ from the torch model's by more than {BOUND:.0e}; see {NAME}, and try "
-            "the versions that the model was saved with"
-        )
+        problem = f"{', '.join(wrong)}: answers differ from the torch model's by more than {BOUND:.0e}"
+        raise UserError(f"{problem}; see {NAME}, and try the versions that the model was saved with")
 
 
 @contextmanager
@@ -220,12 +220,6 @@ def _explain_refusals() -> Generator[None]:
         yield
     except UserError as error:
         raise NotTriedError(str(error)) from error
-
-
-def _find_data(folder: Path) -> str:
-    """Return the built-in data that the last training used, else "photos"."""
-    trained_on = [record.data for record in Facts.load(folder).filter_kind("training") if record.data]
-    return trained_on[-1].name if trained_on and is_builtin(trained_on[-1].name) else "photos"
 
 
 def _write_images(source: str, folder: Path) -> tuple[list[Path], DataFact]:

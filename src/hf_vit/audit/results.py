@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, final
 
 import numpy as np
-from huggingface_hub import ModelCard, parse_eval_result_entries
+import yaml
+from huggingface_hub import EvalResultEntry, ModelCard, parse_eval_result_entries
 from numpy.typing import NDArray
 
 from hf_vit.data import ImageData, load_data
@@ -24,7 +25,13 @@ from hf_vit.evaluation.protocols.registry import TARGETS, evaluate_protocol
 from hf_vit.evaluation.reading import find_largest
 from hf_vit.hub.card_metadata import describe_inputs, select_current, select_evaluations
 from hf_vit.hub.model_folder import CARD_NAME, check_inside
-from hf_vit.hub.published_results import ACCURACIES, PUBLISHED, find_hub_dataset, make_index_entries, make_results_file
+from hf_vit.hub.published_results import (
+    ACCURACIES,
+    PUBLISHED,
+    find_hub_dataset,
+    make_index_entries,
+    make_result_entries,
+)
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.results.facts import DataFact, Facts, Record
 
@@ -65,9 +72,9 @@ def audit_results(
     data: Sequence[str] = (),
     device: str | None = None,
     batch_size: int = 32,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> list[Finding]:
-    """Evaluate a model again and compare the results with those that its folder publishes.
+    """Evaluate a model again, and return a finding for every number that its folder publishes.
 
     Args:
         folder: a model folder, such as `hf-vit verify` downloads; its content need not be trustworthy.
@@ -76,19 +83,11 @@ def audit_results(
         batch_size: images per forward pass.
         report: called with a line of text before each evaluation.
 
-    Returns:
-        A finding for every published number.
-
     Raises:
         UserError: the model or facts.json cannot be read.
     """
     facts = Facts.load(folder)
-    report = report or (lambda line: None)
-    claims, unreadable = find_unrecorded_claims(folder, facts)
-    findings = [Finding(problem, "not checkable") for problem in unreadable]
-    for claim in claims:
-        reason = f"{claim.file} states this result, but facts.json has no record of it for these weights"
-        findings.append(Finding(claim.result_name, "not checkable", claim.value, reason=reason))
+    findings = find_unrecorded_results(folder, facts)
     records = select_records(facts)
     if records:
         loaded = load_model(str(folder), device)
@@ -175,31 +174,17 @@ def _judge(
     return "different", f"they differ by {difference:.2g}"
 
 
-def format_findings(findings: Sequence[Finding]) -> str:
-    """Return the findings as text, one per line."""
-    return "\n".join(map(str, findings))
-
-
 def require_equal(findings: Sequence[Finding]) -> None:
     """Raise a UserError if a published result is different or if none could be checked."""
     different = [finding for finding in findings if finding.verdict == "different"]
     if different:
-        raise UserError(
-            f"{len(different)} of {len(findings)} published results differ from those measured now; the first is "
-            f"{different[0]}; hf-vit evaluate records new ones, hf-vit card writes them into the card"
-        )
+        problem = f"{len(different)} of {len(findings)} published results differ from those measured now"
+        remedy = "hf-vit evaluate records new ones, hf-vit card writes them into the card"
+        raise UserError(f"{problem}; the first is {different[0]}; {remedy}")
     if not findings:
         raise UserError("the model publishes no results to check; run hf-vit evaluate to measure some")
     if not any(finding.verdict in ("equal", "rounding") for finding in findings):
         raise UserError("no published result could be checked; give the data set of the results with --data")
-
-
-class Claim(NamedTuple):
-    """A published number: the file that states it, its metric and data set, and its value (None for other values)."""
-
-    file: str
-    result_name: str
-    value: float | None
 
 
 def select_records(facts: Facts) -> list[Record]:
@@ -214,57 +199,58 @@ def select_records(facts: Facts) -> list[Record]:
     return [*select_evaluations(facts), *latest.values()]
 
 
-def find_unrecorded_claims(folder: Path, facts: Facts) -> tuple[list[Claim], list[str]]:
-    """Return the published numbers that facts.json does not record, and messages about files that cannot be read."""
-    recorded_claims: set[tuple[str, float | None]] = set()
+def find_unrecorded_results(folder: Path, facts: Facts) -> list[Finding]:
+    """Return findings for files that cannot be read, and for published numbers that facts.json does not record."""
+    recorded: set[tuple[str, float | None]] = set()
     for record in select_records(facts):  # an older one is not evaluated again
-        results_file = make_results_file([record], folder.name) or b"[]"
-        claims = (*_read_index(make_index_entries([record], folder.name)), *_read_results_file("", results_file))
-        recorded_claims |= {(claim.result_name, claim.value) for claim in claims}
-    claims, unreadable = list[Claim](), list[str]()
+        findings = (
+            *_read_index(make_index_entries([record], folder.name)),
+            *_read_entries("", make_result_entries([record], folder.name)),
+        )
+        recorded |= {(finding.result_name, finding.published) for finding in findings}
+    unreadable, published = list[Finding](), list[Finding]()
     for path in (folder / CARD_NAME, *sorted((folder / ".eval_results").glob("*.y*ml"))):
         if not path.is_file():
             continue
         check_inside(folder, path)
         try:
             if path.name != CARD_NAME:
-                claims += _read_results_file(f".eval_results/{path.name}", path.read_bytes())
+                entries = parse_eval_result_entries(yaml.safe_load(path.read_bytes()))
+                published += _read_entries(f".eval_results/{path.name}", entries)
             elif path.read_text(encoding="utf-8").lstrip().startswith("---"):
                 data: Any = ModelCard.load(path).data
-                claims += _read_index(data.eval_results or [])
+                published += _read_index(data.eval_results or [])
         except Exception as error:  # untrusted YAML may fail anywhere inside huggingface_hub
-            unreadable.append(f"{path.relative_to(folder)} cannot be read ({get_first_line(error):.120})")
-    return [claim for claim in claims if (claim.result_name, claim.value) not in recorded_claims], unreadable
+            problem = f"{path.relative_to(folder)} cannot be read ({get_first_line(error):.120})"
+            unreadable.append(Finding(problem, "not checkable"))
+    return unreadable + [finding for finding in published if (finding.result_name, finding.published) not in recorded]
 
 
-def _read_index(entries: Any) -> Iterator[Claim]:
-    """Yield the claims in a list of `EvalResult`, whose fields are untrusted and may have any type."""
+def _read_index(entries: Any) -> Iterator[Finding]:
+    """Yield the results in a list of `EvalResult`, whose fields are untrusted and may have any type."""
     for entry in entries:
         data = f"{entry.dataset_name}, split {entry.dataset_split}"
-        yield _make_claim(CARD_NAME, data, entry.metric_name, entry.metric_value)
+        yield _find_result(CARD_NAME, data, entry.metric_name, entry.metric_value)
 
 
-def _read_results_file(name: str, content: bytes) -> Iterator[Claim]:
-    """Yield the claims in a YAML file of `.eval_results`."""
-    import yaml
-
-    for entry in parse_eval_result_entries(yaml.safe_load(content)):
+def _read_entries(name: str, entries: Sequence[EvalResultEntry]) -> Iterator[Finding]:
+    """Yield the results in a file of `.eval_results`."""
+    for entry in entries:
         task = f"{entry.dataset_id}, task {entry.task_id}"
-        yield _make_claim(name, task, ACCURACIES["top1"], entry.value)
+        yield _find_result(name, task, ACCURACIES["top1"], entry.value)
 
 
-def _make_claim(file: str, data: str, metric: object, value: object) -> Claim:
-    """Return a claim; its value is None if the file states something other than a number."""
+def _find_result(file: str, data: str, metric: object, value: object) -> Finding:
+    """Return the finding for a result that only `file` states; a value that is not a number is left out."""
+    reason = f"{file} states this result, but facts.json has no record of it for these weights"
     number = float(value) if isinstance(value, float | int) else None
-    return Claim(file, to_one_line(f"{metric} on {data}"), number)
+    return Finding(to_one_line(f"{metric} on {data}"), "not checkable", number, reason=reason)
 
 
 class DataFinder:
-    """Finds the data sets that records were measured on, and loads each only once.
+    """Finds the data sets that records were measured on, by public name or in `data_sources`, and loads each once.
 
-    Args:
-        image_size: (height, width) px at which built-in data sets are generated: the model's.
-        data_sources: data sets that the user named; see `load_data`.
+    Built-in data sets are generated at `image_size` (height, width) px, the model's.
     """
 
     def __init__(self, image_size: tuple[int, int] | None, data_sources: Sequence[str] = ()) -> None:
@@ -272,12 +258,7 @@ class DataFinder:
         self._loaded: dict[tuple[str, bool, Target], ImageData | UserError] = {}
 
     def find(self, fact: DataFact, target: Target = "label") -> tuple[ImageData | None, str]:
-        """Return the data set that has the record's fingerprint, or None and the reason why there is none.
-
-        Args:
-            fact: the data as a record describes it.
-            target: what the images are labeled with.
-        """
+        """Return the data set that has the record's fingerprint, or None and the reason why there is none."""
         if not fact.fingerprint:
             return None, "its record has no fingerprint of the data"
         names = [*([fact.name] if is_public(fact) else []), *self.data_sources]
@@ -319,11 +300,7 @@ def is_public(fact: DataFact) -> bool:
 
 @final
 class NearTies:
-    """The near ties among a classifier's predictions; the model runs once, when they are first needed.
-
-    Args:
-        examination: the classifier and the images that it is evaluated on.
-    """
+    """The near ties among a classifier's predictions; the model runs once, when they are first needed."""
 
     def __init__(self, examination: Examination) -> None:
         self._examination = examination
@@ -333,12 +310,7 @@ class NearTies:
         return int(self._predictions[f"tied_{rank}"].sum())
 
     def can_explain(self, metric: str, published: float, measured: float) -> bool:
-        """Return whether near ties can explain that a metric was published with another value than measured here.
-
-        Args:
-            metric: "precision", "recall", "f1" or "ece".
-            published, measured: the two values.
-        """
+        """Return whether near ties explain another published value of "precision", "recall", "f1" or "ece"."""
         if metric == "ece":  # one swapped image changes the correct predictions of its bin by one
             return abs(published - measured) <= self.count(1) / len(self._predictions["references"])
         lowest, highest = self._metric_ranges.get(metric, (measured, measured))

@@ -43,14 +43,7 @@ _AUGREG_PAGE = "arXiv 2106.10270, google-research/vision_transformer, table of A
 
 @dataclass(frozen=True)
 class Score:
-    """A published result.
-
-    Attributes:
-        data: data set, with its split if known.
-        metric: name of the metric.
-        value: a fraction in [0, 1].
-        source: where it was published.
-    """
+    """A published result: data set (with its split if known), metric, fraction in [0, 1], and its source."""
 
     data: str
     metric: str
@@ -285,7 +278,6 @@ def _list_repositories(owner: str) -> list[Entry]:
 
 
 def _describe_repository(info: "ModelInfo") -> Entry:
-    """Return the entry of a Hub repository."""
     name = _shorten(info.id)
     model_type = _shorten((info.config or {}).get("model_type", ""))
     parameters: object = info.safetensors.total if info.safetensors is not None else None
@@ -361,12 +353,7 @@ paper's variant include a head for 1,000 classes.</p>
 @final
 @dataclass(frozen=True, repr=False)
 class Listing(Displayed):
-    """The listed models, in display order.
-
-    Attributes:
-        places: the folders, users or "papers" that were searched.
-        entries: the description of each model.
-    """
+    """The listed models in display order, and the folders, users or "papers" that were searched."""
 
     places: tuple[str, ...]
     entries: list[Entry]
@@ -391,7 +378,7 @@ class Listing(Displayed):
         results: list[list[str]] = []
         for entry in self.entries:
             name = to_one_line(entry.name)
-            sizes = _format_amount(entry.parameters), _format_amount(entry.forward_flops)
+            sizes = format_amount(entry.parameters), format_amount(entry.forward_flops)
             models.append([name, entry.problem or entry.model_type, *sizes, str(len(entry.checkpoints) or "")])
             for score in entry.scores:
                 results.append([name, score.data, f"{percent(score.value)} {score.metric}", score.source])
@@ -414,7 +401,7 @@ class Listing(Displayed):
         if Path(output).suffix.lower() not in (".html", ".htm"):
             raise UserError(f"the output {output} is not an HTML file name; give a name that ends in .html")
         values = {"entries": self.entries, "places": ", ".join(self.places), "boards": self.make_leaderboards()}
-        formats: dict[str, Any] = {"amount": _format_amount, "percent": percent, "metric": TOP1}
+        formats: dict[str, Any] = {"amount": format_amount, "percent": percent, "metric": TOP1}
         write_atomically(Path(output), render_report("Models", _BODY, width=90, **values, **formats))
 
 
@@ -447,7 +434,7 @@ def list_models(
     if family is not None and family not in FAMILIES and not family.isidentifier():
         raise UserError(f"the family '{family}' is unknown; choose from {', '.join(FAMILIES)}")
     places = tuple(dict.fromkeys(places)) or (PAPERS,)
-    model_types = (family, FAMILIES[family].model_type if family in FAMILIES else family)
+    model_types = (family, FAMILIES[family].model_type) if family is not None and family in FAMILIES else (family,)
     entries = list[Entry]()
     for entry in (entry for place in places for entry in list_entries(place)):
         if search is not None and search.lower() not in entry.name.lower():
@@ -463,8 +450,3 @@ def list_models(
     console = Console(stderr=True)
     uncounted = track(entries, "counting FLOPs", console=console, transient=True, disable=not console.is_terminal)
     return Listing(places, list(map(add_flops, uncounted)))
-
-
-def _format_amount(number: float | None) -> str:
-    """Return a number such as 85.8M, or "" for None."""
-    return "" if number is None else format_amount(number)

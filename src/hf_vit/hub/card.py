@@ -113,9 +113,6 @@ def _read_repo_id(folder: Path) -> str | None:
         return None
 
 
-# Facts that the author states
-
-
 def record_power(folder: str | os.PathLike[str], watts: float, grams_per_kwh: float | None = None) -> None:
     """Add the energy of a model's last training to its record, computed from the stated power.
 
@@ -138,18 +135,14 @@ def record_power(folder: str | os.PathLike[str], watts: float, grams_per_kwh: fl
         kwh = training.seconds * watts / _JOULES_PER_KWH
         energy: dict[str, Any] = {"stated_watts": watts, "kwh": float(f"{kwh:.6g}")}
         if grams_per_kwh is not None:
-            grams = float(f"{kwh * grams_per_kwh:.6g}")
-            energy |= {"stated_grams_co2_per_kwh": grams_per_kwh, "grams_co2": grams}
+            energy["stated_grams_co2_per_kwh"] = grams_per_kwh
+            energy["grams_co2"] = float(f"{kwh * grams_per_kwh:.6g}")
         training.values["energy"] = energy
         facts.save(folder)
 
 
 def record_space(folder: str | os.PathLike[str], space: str) -> None:
-    """Add the Space that shows a model to its last training or conversion record; later cards link to it.
-
-    Args:
-        folder: the model's folder.
-        space: user/name of the Space.
+    """Add the Space (user/name) that shows a model to its last training or conversion record; later cards link to it.
 
     Raises:
         UserError: the name is not valid, or facts.json has no training or conversion.

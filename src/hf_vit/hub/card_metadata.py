@@ -42,20 +42,13 @@ _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _INPUTS = ("features", "layers", "norm", "max_num_patches", "draft")
 
 
-# Choosing records
-
-
 def load_facts(folder: str | os.PathLike[str], config: ModelConfig) -> Facts:
     """Return the facts of a model folder, without accuracies that earlier versions measured for regression models."""
     facts = Facts.load(folder)
-    if not config.is_regression:
-        return facts
-    records = [
-        record
-        for record in facts.records
-        if record.kind != "evaluation" or record.values.get("protocol") in FEATURE_PROTOCOLS
-    ]
-    return Facts(records=records)
+    for record in facts.filter_kind("evaluation") if config.is_regression else ():
+        if record.values.get("protocol") not in FEATURE_PROTOCOLS:
+            facts.records.remove(record)
+    return facts
 
 
 def select_current(facts: Facts) -> list[Record]:
@@ -126,9 +119,6 @@ def _find_trained_fingerprint(facts: Facts) -> str | None:
     return training.data.fingerprint if training and training.data else None
 
 
-# License: only what a card declares
-
-
 def check_license(license: str) -> None:
     """Raise a UserError if the text does not have the form of a Hub license id."""
     if not _LICENSE.fullmatch(license):
@@ -186,20 +176,10 @@ def require_license(license: str | None, base: str | None) -> None:
         raise UserError(NO_LICENSE)
 
 
-# Metadata
-
-
 def make_metadata(
     config: ModelConfig, facts: Facts, repo: str, license: str | None, examples: Sequence[str] = ()
 ) -> "ModelCardData":
-    """Return the card's metadata.
-
-    Args:
-        config, facts: config.json and facts.json of the model.
-        repo: user/name, or only the model's name.
-        license: Hub license id.
-        examples: images in the repository that the model's Hub page offers as examples.
-    """
+    """Return the card's metadata; `repo` is user/name or only the name, `examples` are images for the Hub's page."""
     from huggingface_hub import ModelCardData, constants
 
     trainings = facts.filter_kind("training")
@@ -307,9 +287,7 @@ def _find_field_errors(metadata: dict[str, Any]) -> list[str]:
             if not isinstance(item, str):
                 errors.append(f"{field}: {item!r} is not text")
             elif field == "license" and not _LICENSE.fullmatch(item):
-                errors.append(
-                    f"license: '{item}' is not a license id of the Hub (use for example apache-2.0, mit, cc-by-4.0)"
-                )
+                errors.append(f"license: '{item}' is not a license id of the Hub, such as apache-2.0 or cc-by-4.0")
             elif field in ("datasets", "base_model") and not _REPO_ID.fullmatch(item):
                 errors.append(f"{field}: '{item}' is not the name of a repository")
     for field in ("library_name", "pipeline_tag"):

@@ -58,9 +58,6 @@ _DEPENDENT_SETTINGS: dict[str, tuple[str, tuple[object, ...]]] = {
 _MARKUP = re.compile(r"[\\`*_<>|\[\]#~$@&]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
-# Escaping
-
-
 class Markdown(str):
     """A string of Markdown that a template prints as it is; all other values are escaped by `escape_markup`."""
 
@@ -91,9 +88,6 @@ def _fence(code: str, min_length: int) -> str:
     return "`" * max(min_length, 1 + max(map(len, re.findall("`+", code)), default=0))
 
 
-# Sections
-
-
 def shows_images(picture: str) -> bool:
     """Return whether a plot contains images of the data, which its owner may not want to publish."""
     return _IMAGE_PLOTS.fullmatch(picture) is not None
@@ -104,10 +98,7 @@ def make_sections(
 ) -> dict[str, Any]:
     """Return the values of the card's template; None or an empty list where facts are missing.
 
-    Args:
-        folder, config, facts: the model.
-        share_images: include plots that show images of the data.
-        on_hub: whether the folder is or becomes a Hub repository, so that links must not lead out of it.
+    Links must not lead out of a folder that is or becomes a Hub repository (`on_hub`).
     """
     values = _make_model_section(folder, config) | _make_origin_sections(facts)
     values |= _make_evaluation_sections(folder, facts)
@@ -124,9 +115,8 @@ def _make_model_section(folder: Path, config: ModelConfig) -> dict[str, Any]:
     head = config.dense_head
     # An export may use transformers' own ViT, which is our plain family.
     family = find_family("hf_vit" if backbone.model_type == "vit" else backbone.model_type)
-    layers = backbone.num_hidden_layers
-    width = backbone.hidden_size
-    heads = backbone.num_attention_heads
+    layers, width, heads = backbone.num_hidden_layers, backbone.hidden_size, backbone.num_attention_heads
+    parameters = count_parameters(folder)
     shape = {  # phrase -> whether config.json has its value
         f"{layers} layer{'' if layers == 1 else 's'}": isinstance(layers, int),
         f"width {width}": isinstance(width, int),
@@ -142,7 +132,7 @@ def _make_model_section(folder: Path, config: ModelConfig) -> dict[str, Any]:
         "task": None if head is None else head.task,
         "head": None if head is None else head.name,
         "shape": [phrase for phrase, is_known in shape.items() if is_known],
-        "parameters": _format_count(count_parameters(folder)),
+        "parameters": None if parameters is None else f"{parameters:,}",
         "flops": _format_flops(config),
         "classes": [class_names[key] for key in sorted(class_names)] if len(class_names) <= _MAX_LISTED_CLASSES else [],
         "num_classes": len(class_names),
@@ -207,32 +197,25 @@ def _drop_inactive_settings(recipe: Mapping[str, object]) -> dict[str, object]:
 def _find_page_link(facts: Facts, folder: Path | None) -> Markdown | None:
     """Return a link to the Space or page that shows the model, as its latest training or conversion names it.
 
-    Args:
-        facts: the model's facts, which may come from an untrusted source.
-        folder: folder whose parents a link may lead to; None allows no such link.
+    The facts are untrusted. A link to a parent of `folder` must lead to a file of the git repository around it; None
+    allows no such link.
     """
-    space, page = _read_origin_value(facts, "space"), _read_origin_value(facts, "page")
+    values: dict[str, Any] = {}
+    for record in facts.list_origins():
+        values |= record.values
+    space, page = (value if isinstance(value, str) else "" for value in (values.get("space"), values.get("page")))
     if space and parse_hub_id(space) == space:
         return Markdown(f"[{escape_markup(space)}](https://huggingface.co/spaces/{space})")
     match = _PATH.fullmatch(page)
     if match is None:
         return None
-    path = match[1]
-    is_allowed = ".." not in path.split("/") or (folder is not None and _is_in_repository(folder, path))
-    return Markdown(f"[its page]({page})") if is_allowed else None
-
-
-def _is_in_repository(folder: Path, link: str) -> bool:
-    """Return whether a relative link from a folder leads to a file of the git repository around that folder."""
-    target = (folder / link).resolve()
-    root = next((parent for parent in folder.resolve().parents if (parent / ".git").exists()), None)
-    return root is not None and target.is_relative_to(root) and target.is_file()
-
-
-def _read_origin_value(facts: Facts, name: str) -> str:
-    """Return a text value from the latest training or conversion that has it; "" if there is none."""
-    value = next((record.values[name] for record in reversed(facts.list_origins()) if name in record.values), None)
-    return value if isinstance(value, str) else ""
+    if ".." in match[1].split("/"):
+        parents = folder.resolve().parents if folder is not None else ()
+        root = next((parent for parent in parents if (parent / ".git").exists()), None)
+        target = Path(folder or "", match[1]).resolve()
+        if root is None or not target.is_relative_to(root) or not target.is_file():
+            return None
+    return Markdown(f"[its page]({page})")
 
 
 def _make_run_section(record: Record | None, skipped_keys: Sequence[str]) -> dict[str, Any] | None:
@@ -306,13 +289,12 @@ def _make_warning_lines(record: Record, all_results: Sequence[Record]) -> list[s
 
 
 def _make_result_row(record: Record, training: Record | None, all_results: Sequence[Record]) -> dict[str, Any]:
-    """Return one row of the results table."""
     values, data = record.values, record.data
     seed = training.seed if training else None
     return {
         "data": _make_distinct_data_name(record, all_results),
         "split": (data.split if data else None) or "-",
-        "images": _format_count(data.size if data else None) or "-",
+        "images": f"{data.size:,}" if data and data.size is not None else "-",
         "training_seed": "-" if seed is None else seed,
         **{name: _format_percent(values.get(name)) for name in ("top1", "top5", "ece")},
         "loss": f"{values['loss']:.4f}" if isinstance(values.get("loss"), float) else "-",
@@ -386,7 +368,6 @@ def _link_data(record: Record) -> Markdown | None:
 
 
 def _format_value(value: object) -> str:
-    """Return a value as text for a table cell."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -407,8 +388,3 @@ def _format_percent(value: object) -> str:
     """Return a fraction as a percentage; "-" if it is not a number in [0, 1]."""
     share = as_fraction(value)
     return "-" if share is None else f"{100 * share:.2f}%"
-
-
-def _format_count(number: int | None) -> str | None:
-    """Return an integer with thousands separators; None stays None."""
-    return None if number is None else f"{number:,}"

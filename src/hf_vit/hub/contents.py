@@ -26,7 +26,6 @@ from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, render_card
 from hf_vit.hub.card_metadata import (
     NO_LICENSE,
-    check_license,
     find_metadata_errors,
     load_facts,
     read_license,
@@ -75,12 +74,7 @@ _Sources = dict[str, Path | bytes]
 
 @dataclass(frozen=True)
 class SharedFile:
-    """One file of a push.
-
-    Attributes:
-        path: path in the repository.
-        source: its bytes, or the local file that holds them.
-    """
+    """One file of a push: its path in the repository, and its bytes or the local file that holds them."""
 
     path: str
     source: Path | bytes
@@ -117,20 +111,13 @@ class SharedFile:
         return self._hash(hashlib.sha1(b"blob %d\0" % self.size))
 
     def _hash(self, hasher: "hashlib._Hash") -> str:
-        """Return the hex digest of the content."""
         with self.open() as file:
             return hashlib.file_digest(file, lambda: hasher).hexdigest()  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)
 class Contents:
-    """Everything that one push sends.
-
-    Attributes:
-        files: maps paths in the repository to files.
-        skipped: names in the folder that are not shared.
-        replaced_pattern: paths of earlier pushes that match it are deleted.
-    """
+    """Everything that one push sends; `skipped` names are not shared, matching paths of earlier pushes are deleted."""
 
     files: dict[str, SharedFile]
     skipped: list[str]
@@ -195,13 +182,7 @@ def collect(
 ) -> Contents:
     """Return the files of a model folder to share, after checking them; the folder is not changed.
 
-    Args:
-        folder: a saved model with its image processor.
-        repo_id: name for the card's examples.
-        scratch: an empty folder for weights that have to be split.
-        license: Hub license id; None keeps the card's, or inherits the base model's.
-        max_shard_size: larger weight files are split into shards of at most this size ("5GB", or a number of bytes).
-        share_images: include plots that show images of the data.
+    Weights larger than `max_shard_size` ("5GB", or bytes) are split in the empty folder `scratch`; see `push_to_hub`.
 
     Raises:
         UserError: a required file is missing, damaged, too large, outside the folder, or contains a token.
@@ -215,9 +196,7 @@ def collect(
     sources = collect_weights(folder, scratch, max_shard_size)
     names = {"config.json", PROCESSOR, *list_code(folder, config)}
     if not (folder / PROCESSOR).is_file():
-        raise UserError(
-            f"{folder} holds no image processor ({PROCESSOR}); add it with processor.save_pretrained({str(folder)!r})"
-        )
+        raise UserError(f"{folder} holds no image processor ({PROCESSOR}); add it with processor.save_pretrained")
     descriptions = describe_model(folder, repo_id, license=license, share_images=share_images)
     images = {*list_plots(folder, descriptions[CARD_NAME].decode()), *list_examples(folder)}
     for name in sorted(images):
@@ -286,11 +265,6 @@ def _refuse_gps(folder: Path, name: str) -> None:
 def collect_page(folder: Path, *, license: str | None = None, share_images: bool = False) -> Contents:
     """Return the files of a page to share, after checking them; only files that `hf-vit page` writes are included.
 
-    Args:
-        folder: the page's folder.
-        license: Hub license id of the models in the page; None keeps the one in its README.md.
-        share_images: allow that the page's example images, which come from the data, become public.
-
     Raises:
         UserError: a file is missing, damaged, too large or outside the folder, or contains a token.
     """
@@ -303,10 +277,8 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
         models = [f"{model['folder']}/model.onnx" for model in page["models"]]
         examples = [example["file"] for example in page["examples"]]
     except FileNotFoundError as error:
-        raise UserError(
-            f"{folder} holds no page ({PAGE_NAME} is missing); make one with hf-vit page MODEL --output DIR, "
-            "or leave --space out to share a model"
-        ) from error
+        problem = f"{folder} holds no page ({PAGE_NAME} is missing)"
+        raise UserError(f"{problem}; make one with hf-vit page, or leave --space out to share a model") from error
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{PAGE_NAME} of {folder} was not written by hf-vit page; {remedy}") from error
     expected_models = [f"models/{number}/model.onnx" for number in range(len(models))]
@@ -314,10 +286,8 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
     if not models or models != expected_models or examples != expected_examples:
         raise UserError(f"{PAGE_NAME} of {folder} does not list the files that a page has; {remedy}")
     if examples and not share_images:
-        raise UserError(
-            f"the page in {folder} shows {len(examples)} images of its data set; add --share-images "
-            "(share_images=True) to make them public, or make the page without --images"
-        )
+        problem = f"the page in {folder} shows {len(examples)} images of its data set"
+        raise UserError(f"{problem}; add --share-images to make them public, or make the page without --images")
     names = [*PAGE_FILES, PAGE_NAME, *models, *examples]
     for name in [*names, CARD_NAME]:
         check_inside(folder, folder / name)
@@ -333,8 +303,6 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
 
 def _make_page_card(folder: Path, license: str | None, remedy: str) -> bytes:
     """Return README.md of the page, whose metadata makes the repository a static Space."""
-    if license is not None:
-        check_license(license)
     try:
         card = RepoCard((folder / CARD_NAME).read_text(encoding="utf-8"))
     except Exception as error:  # YAML parsers raise many classes
@@ -350,7 +318,6 @@ def _make_page_card(folder: Path, license: str | None, remedy: str) -> bytes:
 
 
 def _check_metadata(card: str) -> None:
-    """Raise a UserError if the Hub would refuse a card."""
     if errors := find_metadata_errors(card):
         raise UserError(f"the Hub would refuse the card's metadata: {'; '.join(errors)}; correct {CARD_NAME}")
 
@@ -388,21 +355,16 @@ def _check_contents(
             check_inside(folder, folder / name)
     files = {name: SharedFile(name, source) for name, source in sorted(sources.items())}
     for file in files.values():
-        limit = MAX_TEXT_BYTES if file.is_text else MAX_FILE_BYTES
-        if file.size > limit:
-            raise UserError(
-                f"{file.path} has {file.size:,} bytes, but the Hub takes at most {limit:,}; make it smaller"
-            )
+        size, limit = file.size, MAX_TEXT_BYTES if file.is_text else MAX_FILE_BYTES
+        if size > limit:
+            raise UserError(f"{file.path} has {size:,} bytes, but the Hub takes at most {limit:,}; make it smaller")
         if find_secret(file.path) is not None:
-            raise UserError(
-                f"the name of the file {redact_text(file.path)} looks like a token; rename it and revoke it"
-            )
+            name = redact_text(file.path)
+            raise UserError(f"the name of the file {name} looks like a token; rename it, and revoke it if shared")
     for file in files.values():
         token_kind = find_secret(file.readable_text)
         if token_kind is not None:
-            raise UserError(
-                f"{file.path} holds what looks like {token_kind}; remove it, and revoke it if it was shared"
-            )
+            raise UserError(f"{file.path} holds what looks like {token_kind}; remove it, and revoke it if shared")
     known_names = {*(name.partition("/")[0] for name in files), *handled_names}
     skipped_names = sorted(path.name for path in folder.iterdir() if path.name not in known_names)
     return Contents(files, skipped_names, replaced_pattern)
@@ -439,14 +401,12 @@ def collect_weights(folder: Path, scratch: Path, max_shard_size: int | str) -> _
     if weights.stat().st_size <= limit:
         return {SINGLE: weights}
     try:
-        save_torch_state_dict(
-            load_file(weights), scratch, filename_pattern="model{suffix}.safetensors", max_shard_size=limit
-        )
+        pattern = "model{suffix}.safetensors"
+        save_torch_state_dict(load_file(weights), scratch, filename_pattern=pattern, max_shard_size=limit)
     except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{SINGLE} cannot be split into shards in {scratch.parent} ({error}); make room for "
-            f"{weights.stat().st_size:,} bytes there, set TMPDIR to another folder, or give a larger --max-shard-size"
-        ) from error
+        problem = f"{SINGLE} cannot be split into shards in {scratch.parent} ({error})"
+        room = f"make room for {weights.stat().st_size:,} bytes there"
+        raise UserError(f"{problem}; {room}, set TMPDIR, or give a larger --max-shard-size") from error
     return {path.name: path for path in scratch.iterdir()}
 
 
@@ -466,24 +426,19 @@ def _make_card(folder: Path, repo_id: str, license: str | None, share_images: bo
     if path.is_file() and not is_rendered(folder):
         stated_license = read_license(folder)
         if license is not None and stated_license not in (None, license):
-            raise UserError(
-                f"{CARD_NAME} of {folder} states the license {stated_license}, but --license {license} was given; "
-                f"correct {CARD_NAME}, or leave --license out"
-            )
+            problem = f"{CARD_NAME} of {folder} states the license {stated_license}, but --license {license} was given"
+            raise UserError(f"{problem}; correct {CARD_NAME}, or leave --license out")
         card = path.read_text(encoding="utf-8")
         image_plots = sorted(filter(shows_images, _parse_plots(card)))
         if image_plots and not share_images:
-            raise UserError(
-                f"the card shows {', '.join(image_plots)} with images of the data set; add --share-images "
-                "(share_images=True) to make them public, or remove them from the card"
-            )
+            problem = f"the card shows {', '.join(image_plots)} with images of the data set"
+            raise UserError(f"{problem}; add --share-images (share_images=True) to make them public, or remove them")
     else:
         missing_facts = list_missing_facts(folder)
         if missing_facts:
-            raise UserError(
-                f"the card of {folder} cannot be written, because facts.json lacks {'; '.join(missing_facts)}; "
-                f"save the model with hf-vit finetune, pretrain or convert, or write {CARD_NAME} yourself"
-            )
+            problem = f"the card of {folder} cannot be written, because facts.json lacks {'; '.join(missing_facts)}"
+            remedy = f"save the model with hf-vit finetune, pretrain or convert, or write {CARD_NAME} yourself"
+            raise UserError(f"{problem}; {remedy}")
         card = render_card(folder, repo_id=repo_id, license=license, share_images=share_images)
         if ModelCard(card).data.get("license") is None:
             raise UserError(NO_LICENSE)

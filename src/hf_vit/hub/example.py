@@ -20,8 +20,7 @@ model = {auto_class}.from_pretrained(repo{trust})
 {image}
 {outputs}
 {answer}"""
-_OUTPUTS = """\
-outputs = model(**processor(images=image, return_tensors="pt"))"""
+_OUTPUTS = 'outputs = model(**processor(images=image, return_tensors="pt"))'
 # Where the image processor keeps the shape of images: with hf_vit, and without.
 _OWN_SHAPE_WITH_PACKAGE = """\
 from hf_vit.data.transforms import fill_patches
@@ -45,8 +44,7 @@ _WITH_PACKAGE = (
 import hf_vit  # registers the architecture
 from hf_vit.data import to_rgb
 from PIL import Image""",
-    """\
-image = to_rgb(Image.open("image.png"))""",
+    'image = to_rgb(Image.open("image.png"))',
 )
 _WITHOUT_PACKAGE = (
     """\
@@ -88,11 +86,14 @@ def make_example(config: ModelConfig, repo: str, architecture: Architecture, kee
         outputs = _OWN_SHAPE_WITH_PACKAGE
     elif keeps_shapes and architecture == "remote code":
         outputs, imports = _OWN_SHAPE, f"import math\n\n{imports}"
+    auto_class = "AutoModelForImageClassification" if config.is_classifier else "AutoModel"
+    if config.dense_head is not None:
+        auto_class = config.dense_head.auto_class
     trust = ", trust_remote_code=True" if architecture == "remote code" or config.own_class else ""
     return _EXAMPLE.format(
         imports=imports,
         image=image,
-        auto_class=_find_auto_class(config),
+        auto_class=auto_class,
         repo=json.dumps(to_one_line(repo), ensure_ascii=False),
         trust=trust,
         processor_trust=trust if config.own_class else "",
@@ -101,26 +102,16 @@ def make_example(config: ModelConfig, repo: str, architecture: Architecture, kee
     )
 
 
-def _find_auto_class(config: ModelConfig) -> str:
-    """Return the name of the Auto class that loads the model with its head."""
-    if config.dense_head is not None:
-        return config.dense_head.auto_class
-    return "AutoModelForImageClassification" if config.is_classifier else "AutoModel"
-
-
 def _print_prediction(config: ModelConfig) -> str:
-    """Return the code that prints the prediction."""
     head = config.dense_head
+    if head is not None and head.task == "segmentation":
+        return _PRINT_SEGMENTS
     if head is not None:
-        if head.task == "segmentation":
-            return _PRINT_SEGMENTS
         sizes = "threshold=0.5, target_sizes=[image.size[::-1]]"
-        postprocessing = f"processor.post_process_object_detection(outputs, {sizes})[0]"
-        return _PRINT_OBJECTS.format(
-            detections="outputs.detections[0]  # px of the resized image"
-            if head.name == "mask-rcnn"
-            else postprocessing
-        )
+        detections = f"processor.post_process_object_detection(outputs, {sizes})[0]"
+        if head.name == "mask-rcnn":
+            detections = "outputs.detections[0]  # px of the resized image"
+        return _PRINT_OBJECTS.format(detections=detections)
     if not config.is_classifier:
         return "print(outputs.pooler_output.shape)"
     if config.is_regression:

@@ -121,7 +121,7 @@ class EndpointHandler:
             raise ValueError(f"function_to_apply is {function!r:.100}; give softmax, sigmoid or none")
         try:
             count, share = 1 if top_k is None else int(top_k), float(threshold)
-            if isinstance(top_k, bool) or isinstance(threshold, bool) or (isinstance(top_k, float) and count != top_k):
+            if isinstance(top_k, bool) or isinstance(threshold, bool) or (isinstance(top_k, float) and top_k % 1):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             count, share = 0, 0.0
@@ -172,7 +172,6 @@ class EndpointHandler:
         return {name: inputs[name] for name in inputs if name in self.input_names}
 
     def _classify(self, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> list[Any]:
-        """Return labels and scores for every image."""
         config = self.model.config
         logits = _to_finite(self.model(**inputs).logits)
         usual = "sigmoid" if config.problem_type == "multi_label_classification" else "softmax"

@@ -186,9 +186,8 @@ def _refuse_missing_targets(folder: Path, config: ModelConfig) -> None:
         missing.append(config.architecture)
     if missing:
         registration = f"call {own_class}.register_for_auto_class and " if own_class in missing else ""
-        raise UserError(
-            f"auto_map in the config.json of {folder} lacks {', '.join(missing)}; {registration}save the model again"
-        )
+        problem = f"auto_map in the config.json of {folder} lacks {', '.join(missing)}"
+        raise UserError(f"{problem}; {registration}save the model again")
 
 
 def _list_imports(folder: Path, name: str) -> list[str]:

@@ -12,7 +12,7 @@ from hf_vit.results.facts import FACTS_NAME, DataFact, Record, as_fraction
 from hf_vit.results.redaction import redact_message
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
+    from huggingface_hub import EvalResult, EvalResultEntry
 
 RESULTS_FILE = ".eval_results/hf_vit.yaml"
 # Key of a metric in a record -> its published name.
@@ -58,12 +58,7 @@ def find_hub_dataset(data: DataFact) -> str | None:
 
 
 def make_index_entries(records: Sequence[Record], repo: str) -> "list[EvalResult]":
-    """Return the `model-index` entries of evaluations, one per published metric.
-
-    Args:
-        records: the evaluations.
-        repo: user/name, for links to facts.json; a name without a user gives no links.
-    """
+    """Return the `model-index` entries of evaluations, one per published metric, with links to facts.json in `repo`."""
     from huggingface_hub import EvalResult
 
     source = _make_facts_url(repo)
@@ -95,10 +90,9 @@ def make_index_entries(records: Sequence[Record], repo: str) -> "list[EvalResult
     return entries
 
 
-def make_results_file(records: Sequence[Record], repo: str) -> bytes | None:
-    """Return the content of `.eval_results/hf_vit.yaml`: top-1 accuracy on Hub data sets; None if there is none."""
-    import yaml
-    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+def make_result_entries(records: Sequence[Record], repo: str) -> "list[EvalResultEntry]":
+    """Return the entries of `.eval_results`: top-1 accuracy on Hub data sets."""
+    from huggingface_hub import EvalResultEntry
 
     source = _make_facts_url(repo)
     entries: list[EvalResultEntry] = []
@@ -125,7 +119,15 @@ def make_results_file(records: Sequence[Record], repo: str) -> bytes | None:
             notes="; ".join(filter(None, notes)),
         )
         entries.append(entry)
-    rows: list[dict[str, Any]] = eval_result_entries_to_yaml(entries)
+    return entries
+
+
+def make_results_file(records: Sequence[Record], repo: str) -> bytes | None:
+    """Return the content of `.eval_results/hf_vit.yaml`; None if it has no entries."""
+    import yaml
+    from huggingface_hub import eval_result_entries_to_yaml
+
+    rows: list[dict[str, Any]] = eval_result_entries_to_yaml(make_result_entries(records, repo))
     return yaml.safe_dump(rows, sort_keys=False, allow_unicode=True, width=120).encode() if rows else None
 
 

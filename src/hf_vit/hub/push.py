@@ -248,8 +248,6 @@ class Push:
         self.branch = self.revision or "main"
         self.branch_exists = self.branch == "main"  # of a new repository; `_read_repository` corrects it
 
-    # Checks before the push
-
     def find_destination(self) -> None:
         """Complete `repo_id` with the user's name, read the repository, and check the user's rights to it."""
         account: Any = self._request("the Hub", "checking your account on the Hub", self.api.whoami)
@@ -296,33 +294,22 @@ class Push:
     def _check_namespace(self) -> None:
         """Check whether the token may create this repository; the Hub itself would report that only during creation."""
         namespace, name = self.repo_id.split("/")
+        token = self.token_source
         if self.create_pr:
             raise UserError(f"{self.repo_id} does not exist, so it has no pull requests; leave --create-pr out")
         if self.is_read_only:
-            raise UserError(
-                f"{self.repo_id} must be created, but {self.token_source} is read-only; use one that may write"
-            )
+            raise UserError(f"{self.repo_id} must be created, but {token} is read-only; use one with the role write")
         if namespace != self.user and self.roles.get(namespace, "none") in ("none", "read"):
-            raise UserError(
-                f"{self.repo_id} does not exist or cannot be seen, and {self.token_source} (of {self.user}) has no "
-                f"right to create it; push to {self.user}/{name}, or ask {namespace} for write access"
-            )
-
-    # The push
+            problem = f"{token} (of {self.user}) has no right to create it"
+            remedy = f"push to {self.user}/{name}, or ask {namespace} for write access"
+            raise UserError(f"{self.repo_id} does not exist or cannot be seen, and {problem}; {remedy}")
 
     def run(self, contents: Contents, message: str, dry_run: bool) -> PushResult:
-        """Share the contents in one commit, or nothing.
-
-        Args:
-            contents: the files to share.
-            message: title of the commit.
-            dry_run: run all checks without changing anything.
-        """
+        """Share the contents in one commit with the title `message`, or nothing; a dry run only checks."""
         self.contents = contents
         if self.sdk is None:  # the app of a Space runs this package's handler
-            self.contents = contents = self._attempt(
-                "reading the handler", lambda: contents.without_handler(self.remote, self._read)
-            )
+            leave_theirs = partial(contents.without_handler, self.remote, self._read)
+            self.contents = contents = self._attempt("reading the handler", leave_theirs)
         self.stale = contents.find_stale(self.remote)
         is_current = self.exists and self._matches_contents(self.remote)
         self._check_tag(is_current)
@@ -344,10 +331,8 @@ class Push:
         remote = self._attempt("comparing checksums", lambda: self._list_files(commit))
         differing_paths = find_differences(contents.files, remote) + contents.find_stale(remote)
         if differing_paths:
-            raise UserError(
-                f"{', '.join(differing_paths)} of {self.repo_id} at {commit[:8]} differ from what was pushed; run "
-                "the same command again, without changing the folder meanwhile"
-            )
+            problem = f"{', '.join(differing_paths)} of {self.repo_id} at {commit[:8]} differ from what was pushed"
+            raise UserError(f"{problem}; run the same command again, without changing the folder meanwhile")
         self._create_tag(commit)
         return self._make_result(commit, pull_request=pull_request)
 
@@ -393,7 +378,6 @@ class Push:
         self.report(f"{readers}: {file_list}; {'the page shows classes and results' if self.sdk else card}")
 
     def _create_repository(self) -> None:
-        """Create the repository and the branch if they do not exist."""
         if not self.exists:
             settings: dict[str, Any] = {"space_sdk": self.sdk} if self.sdk else {}
             settings |= {"private": True} if self.private else {}  # otherwise the account's default applies
@@ -404,7 +388,6 @@ class Push:
             self._attempt("creating the branch", self._create_branch)
 
     def _create_branch(self) -> None:
-        """Create the branch from the parent commit."""
         self.api.create_branch(**self._repository, branch=self.branch, revision=self.parent, exist_ok=True)
 
     def _commit(self, message: str) -> tuple[str, str | None]:
@@ -447,11 +430,9 @@ class Push:
         return None
 
     def _list_heads(self) -> dict[str, str]:
-        """Return the commit of every branch."""
         return {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self._repository).branches}
 
     def _list_files(self, revision: str) -> dict[str, RepoFile]:
-        """Return the files of the repository at a revision."""
         tree = self.api.list_repo_tree(**self._repository, revision=revision, recursive=True)
         return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
 
@@ -464,7 +445,6 @@ class Push:
         return not self.contents.find_stale(remote) and not find_differences(self.contents.files, remote)
 
     def _create_tag(self, commit: str | None) -> None:
-        """Tag the commit if a tag was given."""
         if self.tag is not None:
             settings: dict[str, Any] = {"tag": self.tag, "revision": commit, "exist_ok": True}
             self._attempt("tagging", partial(self.api.create_tag, **self._repository, **settings))
@@ -486,16 +466,12 @@ class Push:
 
     @property
     def _url(self) -> str:
-        """Return the URL of the repository."""
         return f"{self.api.endpoint}/{'spaces/' if self.sdk else ''}{self.repo_id}"
 
     def _make_result(self, commit: str | None, changed: bool = True, pull_request: str | None = None) -> PushResult:
-        """Return the result of the push."""
         url = self._url + (f"/tree/{commit}" if commit else "")
         files = {file.path: file.size for file in self.contents.files.values()}
         return PushResult(self.repo_id, commit, url, files, self.stale, self.contents.skipped, changed, pull_request)
-
-    # Failures
 
     def _attempt(
         self, action_name: str, action: Callable[[], Any], find_lost_result: Callable[[], Any] = lambda: None
@@ -507,10 +483,8 @@ class Push:
             raise UserError(f"{error}. {self._describe_state()}") from error
         except Exception as error:
             if find_status(error) == 412:
-                raise UserError(
-                    f"someone else changed {self.branch} of {self.repo_id} meanwhile, so nothing was pushed; review "
-                    "the change, then run the same command again"
-                ) from error
+                problem = f"someone else changed {self.branch} of {self.repo_id} meanwhile, so nothing was pushed"
+                raise UserError(f"{problem}; review the change, then run the same command again") from error
             explanation = self._explain_size(error)
             explanation = explanation or explain_hub_error(error, self.repo_id, explicit_token=self.has_token)
             raise UserError(f"{action_name} failed: {explanation}. {self._describe_state()}") from error

@@ -70,7 +70,7 @@ def verify_repo(
     *,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> VerifyResult:
     """Download a model, compare every file with the Hub's checksums, load it, and predict on an image.
 
@@ -87,7 +87,6 @@ def verify_repo(
         UserError: the download fails, a checksum differs, an example fails, or none could be run.
     """
     check_repo_id(repo_id)
-    report_line = report or (lambda line: None)
     api = HfApi()
 
     def read_repository() -> tuple[str, dict[str, RepoFile]]:
@@ -102,20 +101,18 @@ def verify_repo(
         return sorted({*(remote.keys() - local.keys()), *find_differences(local, remote)})
 
     with guard_hub_access(repo_id):
-        commit, remote = retry(read_repository, "reading the repository", report=report_line)
-        folder = retry(lambda: Path(snapshot_download(repo_id, revision=commit)), "the download", report=report_line)
+        commit, remote = retry(read_repository, "reading the repository", report=report)
+        folder = retry(lambda: Path(snapshot_download(repo_id, revision=commit)), "the download", report=report)
         repaired = find_damaged()  # the client checks only the size of a cached file
         for path in repaired:
-            report_line(f"{path} is missing or damaged; downloading it again")
+            report(f"{path} is missing or damaged; downloading it again")
             hf_hub_download(repo_id, path, revision=commit, force_download=True)
         damaged_files = find_damaged() if repaired else []
         if damaged_files:
-            raise UserError(
-                f"{', '.join(damaged_files)} of {repo_id} still has a wrong checksum after a second download: a proxy "
-                "or a disk changes the data; try another network"
-            )
-    report_line(f"{len(remote)} files of {repo_id} at {commit[:8]}: all checksums match")
-    examples, not_run = run_examples(repo_id, folder, remote, trust_remote_code, report_line)
+            problem = f"{', '.join(damaged_files)} of {repo_id} still has a wrong checksum after a second download"
+            raise UserError(f"{problem}: a proxy or a disk changes the data; try another network")
+    report(f"{len(remote)} files of {repo_id} at {commit[:8]}: all checksums match")
+    examples, not_run = run_examples(repo_id, folder, remote, trust_remote_code, report)
     size = sum(entry.size for entry in remote.values())
     return VerifyResult(repo_id, commit, folder, len(remote), size, repaired, examples, not_run)
 
@@ -123,14 +120,10 @@ def verify_repo(
 def run_examples(
     repo_id: str, folder: Path, files: Collection[str], trust_remote_code: bool, report: Callable[[str], None]
 ) -> tuple[dict[str, str], list[str]]:
-    """Run hf_vit's own example on the downloaded model and, if trusted, the examples of its card.
+    """Run hf_vit's own example on the files downloaded into a folder and, if trusted, the examples of its card.
 
     Args:
-        repo_id: user/name.
-        folder: the downloaded files.
         files: all paths in the repository; the weights must be among them.
-        trust_remote_code: run the card's examples.
-        report: called with each line of progress.
 
     Returns:
         The output of each example that ran, and reasons why others did not run.

@@ -20,13 +20,7 @@ _FILTERS = {2: "bilinear", 3: "bicubic"}  # number of the filter in Pillow -> it
 
 
 def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Path | None) -> dict[str, Any]:
-    """Return labels, geometry, preprocessing and metrics of a classifier.
-
-    Args:
-        model: a classifier of hf_vit.
-        processor: its image processor.
-        name: its name on the page.
-        folder: folder with its facts.json, if there is one.
+    """Return labels, geometry and preprocessing of a classifier of hf_vit, and metrics from `folder`/facts.json.
 
     Raises:
         UserError: the page does not support the image processor.
@@ -34,12 +28,7 @@ def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Pa
     config: Any = model.config
     family = find_family(config.model_type)
     assert family is not None
-    token_fields: dict[str, Any] = {"patch_start": 0, "class_token": None}
-    attention_kind = None
-    if family.is_vit:
-        token_fields["patch_start"] = get_patch_token_slice(config).start or 0
-        token_fields["class_token"] = find_output_token(config)  # from which the page draws the maps of the output
-        attention_kind = "axial" if is_axial(config) else "full"
+    attention_kind = "axial" if is_axial(config) else "full"
     return {
         "name": name,
         "family": family.label.partition(" ")[2],  # drops the article
@@ -49,10 +38,11 @@ def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Pa
         "image_size": list(as_pair(config.image_size)),
         "grid": list(config.grid),
         "patch_px": list(config.patch_stride),
-        "attention": attention_kind,
+        "attention": attention_kind if family.is_vit else None,
         "layers": config.num_hidden_layers if family.has_tokens else 0,
         "heads": config.num_attention_heads if family.is_vit else 0,
-        **token_fields,
+        "patch_start": (get_patch_token_slice(config).start or 0) if family.is_vit else 0,
+        "class_token": find_output_token(config) if family.is_vit else None,  # the maps of the output are this token's
         "preprocessing": describe_preprocessing(processor, as_pair(config.image_size)),
         "figures": _make_metric_rows(folder),
     }
@@ -82,7 +72,8 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
         raise UserError(f"the image processor does not return images of {px}, the model's input size; set it {where}")
     resample = settings.get("resample", 2)
     if resize is not None and resample not in _FILTERS:
-        raise UserError(f"the page cannot resize with resample={resample}; set it to 2 or 3 (bicubic) {where}")
+        known = "2 (bilinear) or 3 (bicubic)"
+        raise UserError(f"the page cannot resize with resample={resample}; set it to {known} {where}")
     mean, std = 0.0, 1.0
     if settings.get("do_normalize", True):
         mean, std = settings["image_mean"], settings["image_std"]
@@ -91,14 +82,9 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
         "filter": _FILTERS.get(resample),
         "crop": None if crop is None else {"height": crop["height"], "width": crop["width"]},
         "factor": settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0,
-        "mean": _repeat_for_channels(mean),
-        "std": _repeat_for_channels(std),
+        "mean": [mean] * 3 if isinstance(mean, int | float) else list(mean),
+        "std": [std] * 3 if isinstance(std, int | float) else list(std),
     }
-
-
-def _repeat_for_channels(value: Any) -> list[float]:
-    """Return one number per color channel."""
-    return [value] * 3 if isinstance(value, int | float) else list(value)
 
 
 def _make_metric_rows(folder: Path | None) -> list[dict[str, str]]:

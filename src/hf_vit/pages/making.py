@@ -39,13 +39,7 @@ NUM_EXAMPLES, _EXAMPLE_PX = 10, 640
 
 @dataclass(frozen=True, repr=False)
 class PageResult(Displayed):
-    """A written page.
-
-    Attributes:
-        output: its folder.
-        models: names of its models.
-        megabytes: size of the folder without the runtime's files.
-    """
+    """A written page: its folder, the names of its models, and the folder's size without the runtime's files."""
 
     output: Path
     models: list[str]
@@ -83,7 +77,7 @@ def make_page(
             for number, (model, name) in enumerate(zip(models, names, strict=True))
         ]
         with explain_write_errors(target):
-            page = {"models": descriptions, "examples": _write_examples(examples, folder)}
+            page = {"models": descriptions, "examples": [] if examples is None else _write_examples(examples, folder)}
             content = json.dumps(page, indent=1, ensure_ascii=False) + "\n"
             (folder / PAGE_NAME).write_text(content, encoding="utf-8")
             (folder / CARD_NAME).write_text(_make_space_card(names, models), encoding="utf-8")
@@ -117,26 +111,21 @@ def _write_model(source: str | Path, name: str, folder: Path, output: Path) -> d
     refuse_regression(loaded, str(source), "a page")
     if loaded.config.num_channels != 3:
         raise UserError(f"{source} takes {loaded.config.num_channels} channels; give a model of RGB images for a page")
-    weights = 4 * loaded.num_parameters()
-    maps = 4 * count_inner_values(loaded.config)
+    weights, maps = 4 * loaded.num_parameters(), 4 * count_inner_values(loaded.config)
     if weights + maps > MAX_BYTES:
-        raise UserError(
-            f"{name} is too large for a browser: {weights / 1e6:,.0f} MB of weights and {maps / 1e6:,.0f} MB of "
-            f"maps, but {MAX_BYTES / 1e6:,.0f} MB is the limit; give a smaller model or a smaller image size"
-        )
+        sizes = f"{weights / 1e6:,.0f} MB of weights and {maps / 1e6:,.0f} MB of maps"
+        remedy = f"give a smaller model or image size, for at most {MAX_BYTES / 1e6:,.0f} MB"
+        raise UserError(f"{name} is too large for a browser: {sizes}; {remedy}")
     description = describe_model(loaded, processor, name, Path(source) if Path(source).is_dir() else None)
     with progress(f"exporting {name}"), explain_write_errors(output):
         folder.mkdir(parents=True)
-        description["outputs"] = write_graph(loaded, folder / "model.onnx")
-        description["bytes"] = (folder / "model.onnx").stat().st_size
-    description["folder"] = f"models/{folder.name}"
-    return description
+        outputs = write_graph(loaded, folder / "model.onnx")
+    size = (folder / "model.onnx").stat().st_size
+    return description | {"outputs": outputs, "bytes": size, "folder": f"models/{folder.name}"}
 
 
-def _write_examples(data: ImageData | None, folder: Path) -> list[dict[str, str]]:
+def _write_examples(data: ImageData, folder: Path) -> list[dict[str, str]]:
     """Write test images as examples, one for each label (or set of labels), at most `NUM_EXAMPLES`."""
-    if data is None:
-        return []
     split: Any = data.split("test" if "test" in data.splits else next(iter(data.splits)))
     first_images: dict[str, int] = {}  # label -> index of its first image; reading labels decodes no image
     for index, label in enumerate(split["label"]):
@@ -196,12 +185,7 @@ def check_runtime(source: str | Path | None) -> None:
 
 
 def copy_runtime(folder: Path, source: str | Path | None = None) -> None:
-    """Create `folder` and write the runtime's files into it.
-
-    Args:
-        folder: a folder that does not exist yet.
-        source: folder with the files, such as `dist` of the npm package; by default they are downloaded once.
-    """
+    """Create `folder` and write the runtime's files into it; `source` is as in `make_page`."""
     check_runtime(source)
     files = [_download_file(name) if source is None else Path(source) / name for name in FILES]
     folder.mkdir(parents=True)

@@ -46,10 +46,8 @@ def check_repo_id(repo_id: str) -> None:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         reason = str(error).partition(": ")[0].split(" Use ")[0]
-        raise UserError(
-            f"'{repo_id}' cannot be the name of a repository ({reason}); give user/name with letters, digits, "
-            "-, _ and ."
-        ) from error
+        remedy = "give user/name with letters, digits, -, _ and ."
+        raise UserError(f"'{repo_id}' cannot be the name of a repository ({reason}); {remedy}") from error
 
 
 def list_causes(error: BaseException) -> list[BaseException]:
@@ -117,16 +115,10 @@ def retry(
     report: Callable[[str], None] = lambda line: None,
     find_lost_result: Callable[[], _Result | None] = lambda: None,
 ) -> _Result:
-    """Run an action on the Hub, and run it again after temporary failures, at most `ATTEMPTS` times.
+    """Return the result of an action on the Hub, repeated after temporary failures, at most `ATTEMPTS` times.
 
-    Args:
-        action: the request.
-        action_name: name of the action for messages, such as "the upload".
-        report: called with a line before every wait.
-        find_lost_result: returns the result of an attempt that succeeded although its reply was lost, else None.
-
-    Returns:
-        The result of the action.
+    `report` is called with a line before every wait; `find_lost_result` returns the result of an attempt that succeeded
+    although its reply was lost, else None.
 
     Raises:
         Exception: the error of the last attempt.
@@ -153,10 +145,8 @@ def retry(
                 return result
             requested_wait = find_retry_after(error)
             if requested_wait is not None and requested_wait > LONGEST_WAIT:
-                raise UserError(
-                    f"the Hub asks to wait {requested_wait:.0f} s before {action_name} "
-                    f"({summarize_error(error)}); run the same command again after that"
-                ) from error
+                problem = f"the Hub asks to wait {requested_wait:.0f} s before {action_name} ({summarize_error(error)})"
+                raise UserError(f"{problem}; run the same command again after that") from error
             if attempt >= ATTEMPTS or time.monotonic() - start >= PATIENCE:
                 raise
             wait = 2.0 ** (attempt - 1) if requested_wait is None else requested_wait
@@ -168,10 +158,10 @@ def retry(
 
 def _is_temporary(error: Exception) -> bool:
     """Return whether a later attempt may succeed."""
+    if isinstance(error, UserError):
+        return False
     status = find_status(error)
-    return not isinstance(error, UserError) and (
-        status in _TEMPORARY_STATUSES if status is not None else _is_connection_failure(error)
-    )
+    return _is_connection_failure(error) if status is None else status in _TEMPORARY_STATUSES
 
 
 def _is_connection_failure(error: BaseException) -> bool:
@@ -209,38 +199,28 @@ def describe_login() -> str:
 
 def describe_token(explicit: bool) -> str:
     """Return a description of the token in use and where it comes from."""
-    has_stored_token = Path(constants.HF_TOKEN_PATH).is_file()
     if explicit:
         return "the given token"
+    stored = constants.HF_TOKEN_PATH if Path(constants.HF_TOKEN_PATH).is_file() else None
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if os.environ.get(name):
-            override = ""
-            if has_stored_token:
-                override = f", which overrides the one that `hf auth login` stored in {constants.HF_TOKEN_PATH}"
+            override = f", which overrides the one that `hf auth login` stored in {stored}" if stored else ""
             return f"the token of the environment variable {name}{override}"
-    return f"the token in {constants.HF_TOKEN_PATH}" if has_stored_token else "the token of this environment"
+    return f"the token in {stored}" if stored else "the token of this environment"
 
 
 def explain_hub_error(
     error: BaseException, repo_id: str, *, explicit_token: bool = False, reading: bool = False
 ) -> UserError:
-    """Turn a failure of the Hub into a UserError of one line.
-
-    Args:
-        error: the failure.
-        repo_id: the repository.
-        explicit_token: whether the caller gave the token.
-        reading: whether the request only read, so that write access is no remedy.
-    """
+    """Turn a failure of the Hub into a UserError of one line; after `reading`, write access is no remedy."""
     return error if isinstance(error, UserError) else UserError(_explain(error, repo_id, explicit_token, reading))
 
 
 def _explain(error: BaseException, repo_id: str, explicit_token: bool, reading: bool) -> str:
-    """Return the message for `explain_hub_error`."""
     specific_errors = (HFValidationError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError)
     error = next((cause for cause in list_causes(error) if isinstance(cause, specific_errors)), error)
-    details = summarize_error(error)
-    token = describe_token(explicit_token)
+    details, status = summarize_error(error), find_status(error)
+    token, address = describe_token(explicit_token), f"{constants.ENDPOINT}/{repo_id}"
     if isinstance(error, HFValidationError):
         return f"'{repo_id}' cannot be the name of a repository ({details})"
     if isinstance(error, OfflineModeIsEnabled) or constants.is_offline_mode():
@@ -250,45 +230,32 @@ def _explain(error: BaseException, repo_id: str, explicit_token: bool, reading: 
     if isinstance(error, GatedRepoError):
         has_token = explicit_token or get_token() is not None
         next_step = f" as the owner of {token}" if has_token else f", then log in: {describe_login()}"
-        return f"{repo_id} is gated: ask for access on {constants.ENDPOINT}/{repo_id}{next_step}"
+        return f"{repo_id} is gated: ask for access on {address}{next_step}"
     if isinstance(error, RevisionNotFoundError):
-        return f"{repo_id} has no such revision; see its branches and tags on {constants.ENDPOINT}/{repo_id}/tree"
-    if find_status(error) is not None:
-        return _explain_status(error, repo_id, details, token, reading)
+        return f"{repo_id} has no such revision; see its branches and tags on {address}/tree"
+    if status == 401 and "Invalid credentials" in details:
+        return f"{token} is invalid or expired: {describe_login()}"
+    if isinstance(error, RepositoryNotFoundError) or status == 401:
+        problem = f"{repo_id} was not found on the Hub, or this token (or its absence) has no access"
+        return f"{problem}; check the name, or log in: {describe_login()}"
+    if status in (402, 403) and re.search(r"\b(storage|quota)\b", details, re.IGNORECASE):
+        return f"the Hub has no room left for {repo_id} ({details}); delete what is not needed, or ask for more storage"
+    if status == 403 and reading:
+        return f"{token} gives no right to read {repo_id} ({details}); use another token, or ask its owner for access"
+    if status == 403:
+        problem = f"{token} gives no right to write to {repo_id} ({details})"
+        return f"{problem}; use a token with the role write, or propose the change with --create-pr (create_pr=True)"
+    if status == 429:
+        wait = find_retry_after(error)
+        moment = "later" if wait is None else f"in {wait:.0f} s"
+        return f"the Hub limits the rate of requests ({details}); try again {moment}"
+    if status is not None and status >= 500:
+        return f"the Hub has an internal error ({details}); try again later"
+    if status is not None:
+        return f"the Hub refused the request: {details}; check the name and your rights, or try again later"
     # No reply came from a server: disk, network or an unexpected error.
     if any(getattr(each, "errno", None) == errno.ENOSPC or "os error 28" in str(each) for each in list_causes(error)):
         return f"the disk is full ({details}); make room, or set HF_HOME to a folder on another disk for downloads"
     if _is_connection_failure(error):
         return f"the Hub or its storage cannot be reached ({details}); check the network and try again"
     return f"the request to the Hub failed: {details}; check the name and your rights, or try again later"
-
-
-def _explain_status(error: BaseException, repo_id: str, details: str, token: str, reading: bool) -> str:
-    """Return the message for a failure that the server reported by its status."""
-    status = find_status(error) or 0
-    if status == 401 and "Invalid credentials" in details:
-        return f"{token} is invalid or expired: {describe_login()}"
-    if isinstance(error, RepositoryNotFoundError) or status == 401:
-        return (
-            f"{repo_id} was not found on the Hub, or this token (or its absence) has no access; check the "
-            f"name, or log in: {describe_login()}"
-        )
-    if status in (402, 403) and re.search(r"\b(storage|quota)\b", details, re.IGNORECASE):
-        return (
-            f"the Hub has no room left for {repo_id} ({details}); delete what its owner no longer needs, or ask for "
-            "more storage"
-        )
-    if status == 403 and reading:
-        return f"{token} gives no right to read {repo_id} ({details}); use another token, or ask its owner for access"
-    if status == 403:
-        return (
-            f"{token} gives no right to write to {repo_id} ({details}); use a token with the role write, or propose "
-            "the change with --create-pr (create_pr=True)"
-        )
-    if status == 429:
-        wait = find_retry_after(error)
-        moment = "later" if wait is None else f"in {wait:.0f} s"
-        return f"the Hub limits the rate of requests ({details}); try again {moment}"
-    if status >= 500:
-        return f"the Hub has an internal error ({details}); try again later"
-    return f"the Hub refused the request: {details}; check the name and your rights, or try again later"

@@ -76,9 +76,8 @@ def guard_hub_access(repo_id: str) -> Generator[None]:
     def check_headers(response: Any) -> None:  # the client uses these headers in file paths
         for header in ("ETag", "X-Linked-Etag", "X-Repo-Commit"):
             if re.search(r"[/\\\0]|\.\.", response.headers.get(header, "").removeprefix("W/")):
-                raise UserError(
-                    f"the server sent the unsafe file name {response.headers[header][:80]!r}; do not use this server"
-                )
+                name = response.headers[header][:80]
+                raise UserError(f"the server sent the unsafe file name {name!r}; do not use this server")
 
     hooks: list[Any] = get_session().event_hooks["response"]
     verbosity = client_log.get_verbosity()
@@ -108,26 +107,19 @@ def explain_load_errors(name: str) -> Generator[None]:
         if is_out_of_memory(error):
             raise
         details = f"{get_first_line(error):.200}"
+        remedy = "download it again, or save it again with save_pretrained"
         if isinstance(error, SafetensorError) and "is not valid UTF-8" in details:
-            message = f"{name} has a path that is not valid UTF-8; rename its folder"
+            problem, remedy = f"{name} has a path that is not valid UTF-8", "rename its folder"
         elif isinstance(error, SafetensorError | EOFError):
-            message = (
-                f"the weights of {name} are damaged ({details}); download them again, or save them again with "
-                "save_pretrained"
-            )
+            problem = f"the weights of {name} are damaged ({details})"
         elif isinstance(error, StrictDataclassError):
-            message = f"{CONFIG} of {name} is not valid: {get_strict_reason(error)}; correct this field"
+            problem, remedy = f"{CONFIG} of {name} is not valid: {get_strict_reason(error)}", "correct this field"
         elif any(isinstance(link, UnpicklingError) or "weights_only" in str(link) for link in list_causes(error)):
-            message = (
-                f"{name} is a pickle that holds more than tensors and could run code, so it was not loaded; save "
-                "the weights as safetensors: model.save_pretrained(folder)"
-            )
+            problem = f"{name} is a pickle that holds more than tensors and could run code, so it was not loaded"
+            remedy = "save the weights as safetensors: model.save_pretrained(folder)"
         else:
-            message = (
-                f"{name} cannot be loaded ({type(error).__name__}: {details}); download it again, or save it "
-                "again with save_pretrained"
-            )
-        raise UserError(message) from error
+            problem = f"{name} cannot be loaded ({type(error).__name__}: {details})"
+        raise UserError(f"{problem}; {remedy}") from error
 
 
 def refuse_unread_weights(model: Any, unexpected_keys: Collection[str], name: str) -> None:
@@ -143,31 +135,31 @@ def refuse_unread_weights(model: Any, unexpected_keys: Collection[str], name: st
         is_in_layers = bool(match) and match[1] in layers.values() and (is_ours or match[0] not in layers)
         is_in_body = is_ours and key.startswith(f"{model.base_model_prefix}.")
         if (is_in_layers or is_in_body) and not _OF_OTHER_TASKS.search(key):
-            raise UserError(
-                f"the weights of {name} do not fit its config.json, whose model has no {key}; give the config.json "
-                "that belongs to them, or save the model again with save_pretrained"
-            )
+            problem = f"the weights of {name} do not fit its config.json, whose model has no {key}"
+            raise UserError(f"{problem}; give the config.json that belongs to them, or save the model again")
 
 
 def check_references(folder: Path, name: str) -> None:
     """Raise a UserError if files of a model folder make libraries load from elsewhere."""
     if (folder / ADAPTER).exists():
         raise UserError(
-            f"{name} holds an adapter ({ADAPTER}), whose base model is in another repository; merge them with "
-            "peft's merge_and_unload, save the merged model and give that"
+            f"{name} holds an adapter ({ADAPTER}); merge it by peft's merge_and_unload, and save the result"
         )
     config = read_json_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
     refuse_huge(config, name)
-    references = list(filter(_is_reference, _iterate_fields(config)))
+    references = [
+        (key, value)
+        for key, value in _iterate_fields(config)
+        if (key in _REFERENCE_FIELDS and value is not None)
+        or (key in _NAME_FIELDS and isinstance(value, str) and re.search(r"[/\\:]", value))
+    ]
     arguments: Any = config.get("model_args")
     if isinstance(arguments, dict):  # timm's, which may contain these two
         references += [(key, arguments[key]) for key in ("pretrained", "pretrained_cfg") if arguments.get(key)]
     if references:
         key, value = references[0]
-        raise UserError(
-            f"{CONFIG} of {name} refers to another repository ({key}: {str(value)[:80]!r}), which is not read for "
-            "safety; remove that field, or give a complete model"
-        )
+        problem = f"{CONFIG} of {name} refers to another repository ({key}: {str(value)[:80]!r})"
+        raise UserError(f"{problem}, which is not read for safety; remove that field, or give a complete model")
     for weights in [*WEIGHTS, *list_indexed_files(folder, name)]:
         refuse_pointer(folder / weights, f"{weights} of {name}")
 
@@ -184,17 +176,8 @@ def refuse_huge(config: object, name: str) -> None:
     """Refuse a config that makes a library fill the memory before it reads any weight."""
     for key, value in _iterate_fields(config):
         if key in _MAX_COUNTS and isinstance(value, int) and value > _MAX_COUNTS[key]:
-            raise UserError(
-                f"{CONFIG} of {name} has {key}={value!s:.20}, but hf_vit loads models with at most "
-                f"{_MAX_COUNTS[key]:,}; correct this field"
-            )
-
-
-def _is_reference(field: tuple[str, object]) -> bool:
-    """Return whether a field of a config refers to another repository or path."""
-    key, value = field
-    is_path = key in _NAME_FIELDS and isinstance(value, str) and re.search(r"[/\\:]", value) is not None
-    return is_path or (key in _REFERENCE_FIELDS and value is not None)
+            limit = f"hf_vit loads models with at most {_MAX_COUNTS[key]:,}"
+            raise UserError(f"{CONFIG} of {name} has {key}={value!s:.20}, but {limit}; correct this field")
 
 
 def _iterate_fields(value: Any, depth: int = 0) -> Iterator[tuple[str, object]]:
@@ -227,18 +210,14 @@ def _read_index(index: Path, name: str) -> list[str]:
     weight_map: Any = read_json_object(index, name).get("weight_map")
     files: set[Any] = {*map(str, weight_map.values())} if isinstance(weight_map, dict) else set()
     if not files or not all(isinstance(file, str) for file in weight_map.values()):
-        raise UserError(
-            f"{index.name} of {name} has a weight_map that does not map tensors to files; save the model "
-            "again with save_pretrained"
-        )
+        problem = f"{index.name} of {name} has a weight_map that does not map tensors to files"
+        raise UserError(f"{problem}; save the model again with save_pretrained")
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     for file in files:
         check_file_name(file, f"{index.name} of {name}")
         if not re.fullmatch(r"[\w-][\w.-]{0,199}", file) or not file.endswith(suffix):
-            raise UserError(
-                f"{index.name} of {name} lists {file[:80]!r}, which is not a {suffix} file in its folder; save "
-                "the model again with save_pretrained"
-            )
+            problem = f"{index.name} of {name} lists {file[:80]!r}, which is not a {suffix} file in its folder"
+            raise UserError(f"{problem}; save the model again with save_pretrained")
     return sorted(files)
 
 
@@ -246,19 +225,14 @@ def read_json_object(path: Path, name: str) -> dict[str, Any]:
     """Return the JSON object in a file of limited size; raise a UserError if the file is damaged or too large."""
     try:
         size = path.stat().st_size
-        if size > _MAX_JSON_BYTES:
-            raise UserError(
-                f"{path.name} of {name} has {size:,} bytes, but hf_vit reads at most {_MAX_JSON_BYTES:,}; give the "
-                "model's own file"
-            )
-        content: Any = json.loads(path.read_bytes())
-    except UserError:  # a ValueError too
-        raise
+        content: Any = json.loads(path.read_bytes()) if size <= _MAX_JSON_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
         reason = f"it is not valid JSON: {get_first_line(error):.120}"
-        raise UserError(
-            f"{path.name} of {name} cannot be read: {reason}; download it again, or save it again with save_pretrained"
-        ) from error
+        remedy = "download it again, or save it again with save_pretrained"
+        raise UserError(f"{path.name} of {name} cannot be read: {reason}; {remedy}") from error
+    if size > _MAX_JSON_BYTES:
+        limit = f"{_MAX_JSON_BYTES:,}; give the model's own file"
+        raise UserError(f"{path.name} of {name} has {size:,} bytes, but hf_vit reads at most {limit}")
     if not isinstance(content, dict):
         raise UserError(
             f"{path.name} of {name} holds JSON, but not an object ({{...}}); save the model again with save_pretrained"
@@ -274,8 +248,6 @@ def check_file_name(name: str, named_by: str) -> str:
     """
     path = PureWindowsPath(name)  # splits on both separators
     if not name or path.anchor or ".." in path.parts or {"\\", "\0"} & set(name):
-        raise UserError(
-            f"{named_by} names {name[:80]!r}, which is not inside the model's folder; save the model again "
-            "with save_pretrained"
-        )
+        problem = f"{named_by} names {name[:80]!r}, which is not inside the model's folder"
+        raise UserError(f"{problem}; save the model again with save_pretrained")
     return name

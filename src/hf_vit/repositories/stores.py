@@ -115,12 +115,7 @@ def _refresh(path: Path) -> Any:
 
 
 def read_bytes(file: Path) -> bytes:
-    """Return the content of an object.
-
-    Raises:
-        FileNotFoundError: the object does not exist.
-        StoreError: it cannot be read.
-    """
+    """Return the content of an object; raise a FileNotFoundError if there is none, or a StoreError."""
     with explain_store_errors(file, "read"):
         return file.read_bytes()
 

@@ -26,11 +26,8 @@ _OUR_FILES = re.compile(
 def prepare_output(output: str | Path, force: bool | None = None, ignored_path: Path | None = None) -> Path:
     """Check that an output folder can be written, remove what a killed process left in it, and return its real path.
 
-    Args:
-        output: a folder that does not exist yet or is empty; a link is followed.
-        force: whether a model written by hf_vit, with no other files beside it, may be replaced; None if the user has
-            no such option.
-        ignored_path: a path inside the folder that is ignored.
+    It does not exist yet or is empty, but for `ignored_path`; a link is followed. With `force` a model written by
+    hf_vit, with no other files beside it, may be replaced; None stands for a user without such an option.
 
     Raises:
         UserError: the folder holds other files, or the path cannot be a folder.
@@ -77,10 +74,8 @@ def _check_replaceable(output: str | Path, target: Path, force: bool | None) -> 
             f"the folder {output} holds {file_list}, which hf-vit did not write; choose another, or move them"
         )
     if os.path.ismount(target) or target == Path.cwd():
-        raise UserError(
-            f"the folder {output} is a mount point or the working folder, so it cannot be replaced; empty it, "
-            "or choose a folder inside it"
-        )
+        problem = f"the folder {output} is a mount point or the working folder, so it cannot be replaced"
+        raise UserError(f"{problem}; empty it, or choose a folder inside it")
 
 
 @contextmanager
@@ -89,10 +84,7 @@ def deliver_folder(output: Path, force: bool = False) -> Generator[Path]:
 
     The temporary folder lies hidden beside `output`. If `output` exists and is empty, it may be a mount point or the
     working folder and cannot be replaced; the temporary folder then lies inside it and its files are moved one by one.
-
-    Args:
-        output: the path that `prepare_output` returned.
-        force: see `prepare_output`.
+    `output` is the path that `prepare_output` returned.
 
     Raises:
         UserError: the disk is full, or the folder may not be written.

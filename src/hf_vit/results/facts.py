@@ -101,9 +101,8 @@ class Facts(BaseModel):
         except ValueError as error:
             reason = describe_invalid_field(error) if isinstance(error, ValidationError) else "not UTF-8 text"
             name = Path(path.parent.name) / path.name
-            raise UserError(
-                f"{name} is damaged ({reason}); restore it from a backup, or move it away to start a new one"
-            ) from error
+            remedy = "restore it from a backup, or move it away to start a new one"
+            raise UserError(f"{name} is damaged ({reason}); {remedy}") from error
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `folder/facts.json` in one move, so that a reader sees either the old file or the new one."""
@@ -233,7 +232,6 @@ def lock_folder(folder: str | os.PathLike[str], *, wait: bool = True) -> Generat
 
 
 def _redact_records(records: Sequence[Record]) -> list[JsonValue]:
-    """Return records as JSON with secrets and local paths redacted."""
     return [_redact_json(record.model_dump(mode="json")) for record in records]
 
 

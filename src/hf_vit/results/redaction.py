@@ -86,7 +86,9 @@ def redact_text(text: str) -> str:
     parts: list[str] = []
     end = 0
     for match in _URL.finditer(text):
-        parts += [_hide_paths(text[end : match.start()]), _redact_url(match)]
+        is_local = match["rest"].startswith("/")  # there is no host
+        url = _get_last_part(match["rest"]) if is_local else _strip_url(match)
+        parts += [_hide_paths(text[end : match.start()]), url]
         end = match.end()
     return "".join([*parts, _hide_paths(text[end:])])
 
@@ -215,13 +217,6 @@ def _redact_argument(argument: str) -> str:
     elif "://" not in value and (posix.is_absolute() or ".." in posix.parts or value.startswith("~")):
         name = posix.name
     return option + equals + redact_text(name or value)
-
-
-def _redact_url(match: re.Match[str]) -> str:
-    """Return a URL without secrets; a URL without a host is a local path and loses its folders."""
-    if match["rest"].startswith("/"):  # no host: a local path
-        return _get_last_part(match["rest"])
-    return _strip_url(match)
 
 
 def _strip_url(match: re.Match[str]) -> str:

@@ -14,12 +14,9 @@ _DIGITS = 16  # digits of a hash; two of a million images collide with a probabi
 
 
 def write_trained(folder: Path, digests: Iterable[str], bases: Iterable[Path] = ()) -> None:
-    """Write `folder/training_images.txt`: the first 16 digits of every image's SHA-256, one per line.
+    """Write `folder/training_images.txt`: the first 16 digits of every training image's SHA-256, one per line.
 
-    Args:
-        folder: the model's folder.
-        digests: SHA-256 hex digests of the training images; empty if unknown.
-        bases: folders of the models that this one was fine-tuned or averaged from; their images are included.
+    Those of the models in the folders `bases`, which this one was fine-tuned or averaged from, are included.
     """
     all_digests = {digest[:_DIGITS] for digest in digests}.union(*map(_read_digests, bases))
     if all_digests:
