@@ -147,8 +147,8 @@ def _state(**fields: Any) -> Change:
     ("damage", "words"),
     [
         (lambda page: (page / "page.json").unlink(), r"holds no page \(page\.json is missing\); make one"),
-        (lambda page: (page / "index.html").unlink(), r"lacks the file index\.html; make it again"),
-        (lambda page: (page / "models/1/model.onnx").unlink(), r"lacks the file models/1/model\.onnx; make it again"),
+        (lambda page: (page / "index.html").unlink(), r"lacks the file index\.html; make the page again"),
+        (lambda page: (page / "models/1/model.onnx").unlink(), r"lacks the file models/1/model\.onnx; make the page"),
         (lambda page: [file.unlink() for file in (page / "runtime").iterdir()], "lacks the files of ONNX Runtime Web"),
         (_write("page.json", "{"), r"page\.json of .* was not written by hf-vit page"),
         (_write("page.json", '{"models": 3}'), r"page\.json of .* was not written by hf-vit page"),
