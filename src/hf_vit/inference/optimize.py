@@ -117,13 +117,12 @@ def optimize_for_inference(
     graph_changes = list[Change]()
     is_emulated = dtype == torch.bfloat16 and device.type == "cpu" and emulates_bfloat16()
     # A compiler cannot read packed weights, and precomputes by itself what depends only on weights.
-    finish = pack if quantize is None else partial(pack, in_int8=True)
-    if compile:
-        finish = as_built
+    finish = as_built if compile else partial(pack, in_int8=quantize is not None)
     with (
         report_full_memory(
             "the model's weights a second time", "use the model as it is, or a machine with more memory"
         ),
+        torch.autocast(device.type, enabled=False),  # a graph would keep its casts, also in the cache
         record_inputs(model, calibrate),
     ):
         plan = make_plan(model, torch.float32 if is_emulated or quantize is not None else dtype, finish)
