@@ -25,6 +25,7 @@ import json
 import math
 import os
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -37,9 +38,9 @@ import numpy as np
 import torch
 from data_scale import predict
 from inductive_bias import subset
-from records import Job, PlannedJob, Records, read_plan, script_options
+from records import Job, PlannedJob, Records, read, read_plan, script_options
 from script import CPU, count_parameters, move_into_place, vit_sizes
-from tables import TABLES
+from tables import TABLES, filter_runs, group
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vit import HfAxialViTConfig, HfBitConfig, HfHybridViTConfig, HfViTConfig
@@ -48,6 +49,7 @@ from hf_vit.data import load_data
 from hf_vit.data.idx import read_idx
 from hf_vit.data.image_data import get_tables
 from hf_vit.evaluation import evaluate
+from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.training import finetune, pretrain
 
 SIDE, CLASSES, VALIDATION = 28, 10, 5_000
@@ -356,6 +358,23 @@ def choose_trial(job: Job, needed: list[dict[str, Any]]) -> dict[str, Any]:
     return max(trials, key=lambda trial: trial["validation_accuracy"], default=job)
 
 
+def draw(path: Path) -> None:
+    """Draw accuracy against training images beside the record."""
+    runs = sorted(filter_runs(read(path), part="scale", kind="run", optimizer="muon"), key=lambda run: run["images"])
+    figure = make_figure(6, 4)
+    axes = figure.add_subplot()
+    for model, own in group(runs, "model").items():
+        cells = [[100 * run["test_accuracy"] for run in cell] for cell in group(own, "images").values()]
+        means = [statistics.fmean(cell) for cell in cells]
+        spread = [[mean - min(cell), max(cell) - mean] for mean, cell in zip(means, cells, strict=True)]
+        errors = list(zip(*spread, strict=True))
+        axes.errorbar(list(group(own, "images")), means, errors, marker="o", capsize=3, label=model)
+    axes.set(xscale="log", xlabel="training images", ylabel="test accuracy (%): mean, lowest and highest seed")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    save_figure(figure, path.with_suffix(".png"))
+
+
 def write_idx(path: Path, values: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
     header = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes()
     path.write_bytes(header + np.ascontiguousarray(values).tobytes())
@@ -368,13 +387,16 @@ def main() -> None:
     options.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"), help="IDX files")
     options.add_argument("--kept", type=Path, default=Path("build/real_images"), help="unfinished trainings, encoders")
     options.add_argument("--tower", type=Path, default=Path("build/real_weights/tower"), help="encoder of the part few")
+    options.add_argument("--figure", action="store_true", help="draw what is in the record; train nothing")
     arguments = options.parse_args()
     plan = read_plan(Plan, arguments)
     trainings = Trainings(plan, arguments.data, arguments.kept, arguments.tower)
-    Records(arguments.output).work(plan.jobs(), trainings.run, has_files=trainings.has_encoder)
+    if not arguments.figure:
+        Records(arguments.output).work(plan.jobs(), trainings.run, has_files=trainings.has_encoder)
     for name, table in TABLES.items():
         if name.startswith("real_images"):
             print(table(arguments.output))
+    draw(arguments.output)
 
 
 if __name__ == "__main__":
