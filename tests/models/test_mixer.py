@@ -92,3 +92,16 @@ def test_a_training_at_another_size_is_refused_in_one_line(tmp_path: Path):
 def test_it_has_no_attention_to_read():
     with pytest.raises(UserError, match=r"attention cannot be analyzed: it needs attention maps.*not from hf_mixer"):
         AttentionReader(MIXER.shared("classification"))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@torch.no_grad()
+def test_lora_on_every_layer():
+    """Also on the patch projection, in whose place peft puts a module of its own."""
+    peft = pytest.importorskip("peft")
+    base = MIXER.build("classification")
+    images = MIXER.images(base.config)
+    names = [name for name, module in base.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=names, init_lora_weights=False)).eval()
+    logits = model(images).logits
+    torch.testing.assert_close(model.merge_and_unload()(images).logits, logits, rtol=0, atol=1e-5)

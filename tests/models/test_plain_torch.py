@@ -163,6 +163,9 @@ def test_lora_on_convolutions(build: Build, images: torch.Tensor):
         losses.append(loss.item())
     assert losses[2] < losses[1] < losses[0]
     adapted, lora = logits(model, images).detach(), {}
+    if hasattr(base, "resize_to"):
+        base.resize_to(image_size=images.shape[2:])
+        torch.testing.assert_close(logits(model, images), adapted, rtol=0, atol=1e-5)
     for name in names:
         layer = base.get_submodule(name)
         a, b = (getattr(layer, f"lora_{part}")["default"].weight.detach() for part in "AB")

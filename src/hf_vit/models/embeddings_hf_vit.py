@@ -474,7 +474,7 @@ class HfViTPatchEmbeddings(nn.Module):
         """Resample the kernel to the patch size of another config."""
         stride = config.patch_stride
         kernel = self.projection.weight
-        if stride == self.projection.kernel_size:
+        if stride == kernel.shape[2:]:  # the projection may be a layer of peft, which has no kernel_size
             return
         resampled = resample_patch_kernel(kernel, stride, antialias=config.position_interpolation != "flexivit")
         self.projection.weight = replace_parameter(kernel, resampled)

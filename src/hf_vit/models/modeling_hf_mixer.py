@@ -32,13 +32,13 @@ class HfMixerPatchEmbeddings(nn.Module):
 
     def __init__(self, config: HfMixerConfig) -> None:
         super().__init__()
-        patch = config.patch_stride
-        self.projection = nn.Conv2d(config.num_channels, config.hidden_size, patch, stride=patch)
+        self.stride = config.patch_stride  # the projection may be replaced by a layer of peft, which has none
+        self.projection = nn.Conv2d(config.num_channels, config.hidden_size, self.stride, stride=self.stride)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the patches [B, N, D] of images [B, C, H, W], padded on all sides to whole patches."""
         height, width = pixel_values.shape[2:]
-        stride_h, stride_w = self.projection.stride
+        stride_h, stride_w = self.stride
         missing_rows, missing_columns = -height % stride_h, -width % stride_w
         if missing_rows or missing_columns:  # TensorFlow's SAME padding, which adds an odd px at the right or bottom
             left, top = missing_columns // 2, missing_rows // 2
