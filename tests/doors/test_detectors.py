@@ -99,3 +99,6 @@ def test_a_heads_backbone_has_its_dtype_and_its_attention(head, tmp_path):
     for loaded in (wide, type(model).from_pretrained(tmp_path / "float64").eval()):
         assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float64}
         loaded(images)
+    narrow = type(model).from_pretrained(tmp_path / "float32", dtype=torch.bfloat16).eval()
+    assert dense_heads.backbone_of(narrow).dtype == torch.bfloat16
+    narrow(images.bfloat16())

@@ -9,7 +9,7 @@ DETR: 2005.12872; Deformable DETR: 2010.04159.
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -86,6 +86,7 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
     config: Any
     config_class = HfMaskRCNNConfig
     _auto_class = "AutoModelForObjectDetection"
+    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["rpn", "roi_heads"]  # torchvision has no bfloat16 for boxes
 
     def __init__(self, config: HfMaskRCNNConfig) -> None:
         super().__init__(config)
@@ -159,7 +160,8 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
         if self.fpn is not None:
             named_maps = self.fpn(named_maps)
         # Anchors have the dtype of the maps, and the bfloat16 of autocast would round them; see also the hooks.
-        named_maps = OrderedDict((name, values.to(self.dtype)) for name, values in named_maps.items())
+        dtype = next(self.rpn.parameters()).dtype
+        named_maps = OrderedDict((name, values.to(dtype)) for name, values in named_maps.items())
         proposals, losses = self.rpn(images, named_maps, targets)
         detections, box_losses = self.roi_heads(named_maps, proposals, sizes, targets)
         if self.training:
