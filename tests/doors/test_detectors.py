@@ -90,6 +90,7 @@ def test_depth_anything_estimates_depth(family, tiny_config, learn, tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize("head", DENSE_HEADS)
 def test_a_heads_backbone_has_its_dtype_and_its_attention(head, tmp_path):
+    """And labels of other names have their indices."""
     model, _ = dense_heads.build("plain", head)
     model.save_pretrained(tmp_path / "float32")
     images = dense_heads.batch_for(head)["pixel_values"].double()
@@ -102,3 +103,5 @@ def test_a_heads_backbone_has_its_dtype_and_its_attention(head, tmp_path):
     narrow = type(model).from_pretrained(tmp_path / "float32", dtype=torch.bfloat16).eval()
     assert dense_heads.backbone_of(narrow).dtype == torch.bfloat16
     narrow(images.bfloat16())
+    renamed = type(model).from_pretrained(tmp_path / "float32", id2label={"0": "sea", "1": "dog"}).config
+    assert (renamed.id2label, renamed.label2id) == ({0: "sea", 1: "dog"}, {"sea": 0, "dog": 1})

@@ -21,8 +21,6 @@ from transformers.modeling_outputs import BackboneOutput, ImageClassifierOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
-from .configuration_hf_vit import HfBaseConfig
-
 SIZE_KEYS = ("image_size", "patch_size")
 HUB_KEYS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
@@ -195,7 +193,7 @@ class LayerFeatures:
 
 
 class HfPublishedMixin:
-    """Abstract: save a model so that Auto classes load it as the same class.
+    """Abstract: check a model's configuration, and save it so that Auto classes load it as the same class.
 
     Class attributes:
         _find_class: set by the package, since its Auto classes know only its own classes: (class, checkpoint, options
@@ -204,6 +202,17 @@ class HfPublishedMixin:
 
     config: Any
     _find_class: ClassVar[Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]] | None] = None
+
+    def __init__(self, config: Any) -> None:
+        # Validate again, as fields may have been set since; label indices read from JSON are strings.
+        labels = config.id2label
+        if isinstance(labels, dict):
+            config.id2label = {int(i) if str(i).isdecimal() else i: label for i, label in labels.items()}
+            indices = config.label2id or {}
+            if any(indices.get(label) != i for i, label in config.id2label.items()):  # missing, or of other labels
+                config.label2id = {label: i for i, label in config.id2label.items()}
+        config.validate()
+        super().__init__(config)  # pyright: ignore[reportCallIssue]
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -270,17 +279,6 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
     config_class: ClassVar[Any]
     main_input_name = "pixel_values"
     input_modalities = "image"
-
-    def __init__(self, config: HfBaseConfig) -> None:
-        # Validate again, as fields may have been set since; label indices read from JSON are strings.
-        labels: Any = config.id2label
-        if isinstance(labels, dict):
-            config.id2label = {int(i) if str(i).isdecimal() else i: label for i, label in labels.items()}
-            indices: Any = config.label2id or {}
-            if any(indices.get(label) != i for i, label in config.id2label.items()):  # missing, or of other labels
-                config.label2id = {label: i for i, label in config.id2label.items()}
-        config.validate()
-        super().__init__(config)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
