@@ -97,8 +97,7 @@ class HfBitModel(HfBitPreTrainedModel, HfResNetBaseModel):
         return self.encoder(pixel_values).permute(0, 2, 3, 1)
 
     def normalize_layer(self, state: torch.Tensor, is_last: bool) -> torch.Tensor:
-        encoder: Any = self.encoder
-        return F.relu(encoder.norm(state)) if is_last and self.config.pre_activation else state
+        return F.relu(self.encoder.norm(state)) if is_last and self.config.pre_activation else state
 
 
 class HfBitForImageClassification(HfBitPreTrainedModel, HfPooledForImageClassification):

@@ -51,7 +51,7 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
 
     def __init__(self, config: HfResNetBaseConfig) -> None:
         super().__init__(config)
-        self.encoder = self.build_encoder(config)
+        self.encoder: Any = self.build_encoder(config)
         self.post_init()
 
     def build_encoder(self, config: Any) -> nn.Module:
