@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit.conversion.fetching import is_within
-from hf_vit.conversion.loading import open_model
+from hf_vit.conversion.loading import find_source
 from hf_vit.conversion.progress import progress, quiet_transformers
 from hf_vit.conversion.targets.graphs.certificate import NAME as CERTIFICATE
 from hf_vit.conversion.targets.graphs.certificate import Certificate
@@ -18,10 +18,10 @@ from hf_vit.conversion.targets.target import OutgoingModel, has_head
 from hf_vit.data.labels import refuse_surrogates
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
-from hf_vit.families import refuse_diverged, refuse_regression
+from hf_vit.families import get_problem_type, refuse_diverged, refuse_regression
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.delivery import deliver_folder, prepare_output
-from hf_vit.results.facts import append_record, make_record
+from hf_vit.results.facts import Facts, append_record, make_record
 from hf_vit.writing import explain_write_errors
 
 SPELLINGS = ("newer", "older")
@@ -91,9 +91,9 @@ def export(
     """
     start = time.perf_counter()
     target = find_target(to)
-    graph_options = {"preprocessing": preprocessing, "decoding": decoding, "opset": opset}
-    int8_options = {"quantize": quantize, "calibrate": calibrate, "agreement": agreement}
-    target.refuse_options({"static": static, "spelling": spelling, **graph_options, **int8_options})
+    options = {"static": static, "spelling": spelling, "preprocessing": preprocessing, "decoding": decoding}
+    options |= {"opset": opset, "quantize": quantize, "calibrate": calibrate, "agreement": agreement}
+    target.refuse_options(options)
     if spelling not in (None, *SPELLINGS):
         raise UserError(f"unknown --spelling {spelling!r}; choose from {', '.join(SPELLINGS)}")
     mode = _find_mode(to, quantize, calibrate)
@@ -106,7 +106,8 @@ def export(
     if Path(model).exists() and is_within(output_folder, model):
         raise UserError(f"the model {model} is in the output folder {output}; give another output folder")
     with quiet_transformers():
-        loaded, processor = open_model(model)
+        source = find_source(model)
+        loaded, processor = source.load(), source.processor()
         refuse_surrogates(list((loaded.config.id2label or {}).values()))
         refuse_diverged(loaded, "the model", "exported")
         if type(loaded).__name__.endswith("ForImageClassification") and not has_head(loaded):
@@ -121,14 +122,15 @@ def export(
                 )
             refuse_regression(loaded, str(model), "--quantize", "leave it out")
         input_form = IMAGES if preprocessing else target.takes
-        if decoding:  # includes the preprocessing
-            input_form = ENCODED
+        input_form = ENCODED if decoding else input_form  # which includes the preprocessing
         calibration = None
         if calibrate is not None:
             size = as_pair(loaded.config.image_size)
             calibration = Calibration.load(calibrate, processor, size, input_form, agreement or AGREEMENT)
+        measured = source.folder if get_problem_type(loaded) == "multi_label_classification" else None
+        thresholds = {} if measured is None else Facts.load(measured).find_thresholds()
         with deliver_folder(output_folder, force) as folder:
-            graph_form = input_form, mode, calibration, opset
+            graph_form = input_form, mode, calibration, opset, thresholds
             outgoing = OutgoingModel(loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], *graph_form)
             with progress(f"writing {output_folder.name}"), explain_write_errors(output_folder):
                 target.write(outgoing)
@@ -140,6 +142,7 @@ def export(
                     f"{measured_with}), so nothing was written; please report this"
                 )
             values: dict[str, Any] = {"target": to, "largest_difference": difference, "measured_with": measured_with}
+            values |= {"thresholds": thresholds} if thresholds else {}
             certificate = None if mode is None else Certificate.read(folder / CERTIFICATE)  # the target wrote it
             quantization = None if certificate is None else certificate.quantization
             if quantization is not None:

@@ -14,10 +14,12 @@ from PIL import Image
 from pyarrow import parquet
 from training.conftest import make_colour_folder
 
+import hf_vit
 from hf_vit import conversion
 from hf_vit.data import make_processor
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
+from hf_vit.results.facts import append_record, make_record
 from hf_vit_cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporter
@@ -88,6 +90,21 @@ def test_predict(which: str, places: dict[str, Path], capsys: pytest.CaptureFixt
     wanted = capsys.readouterr().out
     assert not run("predict", places[which], image)
     assert capsys.readouterr().out == wanted
+
+
+@pytest.mark.parametrize("target", ["onnx", "transformers"])
+def test_an_export_keeps_the_thresholds_of_a_multi_label_model(target: str, coloured: dict[str, Path], tmp_path: Path):
+    image, folder = next(coloured["DATA"].rglob("*.png")), shutil.copytree(coloured["MODEL"], tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {"problem_type": "multi_label_classification"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (prediction,) = hf_vit.predict(folder, [image])
+    (first, best), *others = prediction.scores
+    thresholds = {first: (best + 1) / 2} | {name: score / 2 for name, score in others}
+    append_record(folder, make_record("evaluation", values={"thresholds": thresholds}))
+    conversion.export(folder, tmp_path / "out", target, static=target == "onnx")
+    for model in (folder, tmp_path / "out"):
+        (prediction,) = hf_vit.predict(model, [image])
+        assert set(prediction.labels or ()) == {name for name, _ in others}
 
 
 def test_evaluate_and_compare(places: dict[str, Path], tmp_path: Path):

@@ -236,6 +236,7 @@ def _make_metadata(outgoing: OutgoingModel) -> dict[str, str]:
         "image_sizes": _describe_sizes(outgoing),
         "takes": outgoing.takes,
         **({"problem_type": problem_type} if problem_type != "single_label_classification" else {}),
+        **({"thresholds": json.dumps(outgoing.thresholds)} if outgoing.thresholds else {}),
         **({"predicts": type(outgoing.model).__name__} if outgoing.is_dense else {}),
         **({"patch_stride": json.dumps(outgoing.config.patch_stride)} if keeps_shapes(outgoing.processor) else {}),
         **({"quantize": outgoing.quantize} if outgoing.quantize is not None else {}),

@@ -101,6 +101,7 @@ class OutgoingModel:
     quantize: Mode | None = None
     calibration: Calibration | None = None
     opset: int | None = None  # ONNX opset; None for torch's default
+    thresholds: Mapping[str, float] | None = None  # recorded for the classes of a multi-label model
 
     @property
     def config(self) -> Any:

@@ -352,19 +352,17 @@ def _make_row(prediction: Prediction, columns: Sequence[str]) -> dict[str, objec
 
 
 def _load_thresholds(loaded: LoadedModel, names: Sequence[str]) -> dict[str, float] | None:
-    """Return the thresholds of a multi-label model: of each class the last in facts.json, else 0.5.
+    """Return the thresholds of a multi-label model: of each class the last in facts.json or in a graph, else 0.5.
 
-    The last data that were evaluated may lack classes. None for other models.
+    None for other models.
     """
     if get_problem_type(loaded.model) != "multi_label_classification":
         return None
-    recorded_thresholds: dict[str, Any] = dict.fromkeys(names, 0.5)
-    for record in Facts.load(loaded.folder).records if loaded.folder is not None else ():
-        measured = record.values.get("thresholds")
-        recorded_thresholds |= measured if isinstance(measured, dict) else {}  # a list for other protocols
+    exported: Any = getattr(loaded.model, "thresholds", {})
+    recorded_thresholds = exported if loaded.folder is None else Facts.load(loaded.folder).find_thresholds()
     thresholds: dict[str, float] = {}
     for name in names:
-        threshold = as_fraction(recorded_thresholds[name])
+        threshold = as_fraction(recorded_thresholds.get(name, 0.5))
         if threshold is None:
             raise UserError(
                 f"facts.json has no threshold for the class {name}; measure it with hf-vit evaluate "

@@ -55,6 +55,7 @@ class GraphForImageClassification(nn.Module):
             self.graph = runtime.open(file)
             labels: dict[str, str] = json.loads(self.graph.about["labels"])
             self.processor: Any = ViTImageProcessor.from_dict(json.loads(self.graph.about["processor"]))
+            self.thresholds: dict[str, Any] = json.loads(self.graph.about.get("thresholds", "{}"))
             self.takes: str = self.graph.about.get("takes", PIXEL_VALUES)
             digest = bytes.fromhex(runtime.sha256(file))
         except KeyError as error:
