@@ -13,6 +13,7 @@ from models.families import FAMILIES
 from PIL import Image
 from pyarrow import parquet
 from training.conftest import make_colour_folder
+from transformers import ConvNextImageProcessor
 
 import hf_vit
 from hf_vit import conversion
@@ -93,10 +94,13 @@ def test_predict(which: str, places: dict[str, Path], capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("target", ["onnx", "transformers"])
-def test_an_export_keeps_the_thresholds_of_a_multi_label_model(target: str, coloured: dict[str, Path], tmp_path: Path):
+def test_an_export_keeps_the_thresholds_of_a_multi_label_model_and_the_class_of_its_processor(
+    target: str, coloured: dict[str, Path], tmp_path: Path
+):
     image, folder = next(coloured["DATA"].rglob("*.png")), shutil.copytree(coloured["MODEL"], tmp_path / "model")
     config = json.loads((folder / "config.json").read_text()) | {"problem_type": "multi_label_classification"}
     (folder / "config.json").write_text(json.dumps(config))
+    ConvNextImageProcessor(size={"shortest_edge": 16}, crop_pct=0.5).save_pretrained(folder)  # crops by itself
     (prediction,) = hf_vit.predict(folder, [image])
     (first, best), *others = prediction.scores
     thresholds = {first: (best + 1) / 2} | {name: score / 2 for name, score in others}
@@ -104,6 +108,7 @@ def test_an_export_keeps_the_thresholds_of_a_multi_label_model(target: str, colo
     conversion.export(folder, tmp_path / "out", target, static=target == "onnx")
     for model in (folder, tmp_path / "out"):
         (prediction,) = hf_vit.predict(model, [image])
+        assert dict(prediction.scores) == pytest.approx({first: best, **dict(others)}, abs=1e-5)
         assert set(prediction.labels or ()) == {name for name, _ in others}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 from torch import nn
-from transformers import ViTImageProcessor
+from transformers import AutoImageProcessor
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from hf_vit.conversion.targets.graphs.certificate import NAME, RESULTS, Certificate, verify
@@ -18,6 +18,7 @@ from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Outputs, Runtime
 from hf_vit.environment import sums_int8_in_16_bits
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.repositories.reading import refuse_pointer
+from hf_vit.writing import make_scratch_folder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -54,7 +55,9 @@ class GraphForImageClassification(nn.Module):
         try:
             self.graph = runtime.open(file)
             labels: dict[str, str] = json.loads(self.graph.about["labels"])
-            self.processor: Any = ViTImageProcessor.from_dict(json.loads(self.graph.about["processor"]))
+            with make_scratch_folder("processor") as folder:  # transformers finds the class by a file
+                (folder / "preprocessor_config.json").write_text(self.graph.about["processor"], encoding="utf-8")
+                self.processor: Any = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
             self.thresholds: dict[str, Any] = json.loads(self.graph.about.get("thresholds", "{}"))
             self.takes: str = self.graph.about.get("takes", PIXEL_VALUES)
             digest = bytes.fromhex(runtime.sha256(file))
