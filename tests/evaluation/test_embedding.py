@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -202,6 +203,15 @@ def test_streamed_shards_become_files(model, images, tmp_path):
     ]
     np.testing.assert_allclose([e for e, _ in both[0]], [e for e, _ in both[1]], atol=1e-5)
     assert [label for _, label in both[0]] == [label for _, label in both[1]]
+
+
+def test_a_stream_of_other_columns_or_another_cut_does_not_go_on(model, images, tmp_path):
+    write_parquet(tmp_path / "data.parquet", sorted(images.glob("*/*.png")), ("a", "b"))
+    call = partial(embed, str(model), str(tmp_path / "data.parquet"), tmp_path / "out", streaming=True)
+    call()
+    for others in ({"seed": 1}, {"image_column": "image"}, {"label_column": "label"}):
+        with pytest.raises(UserError, match=r"was started with settings=.*; give the same value"):
+            call(**others)
 
 
 def test_bad_input(model, images, tmp_path):

@@ -117,6 +117,9 @@ class Settings:
     features: str | None = None
     layers: int | None = None
     norm: bool | None = None
+    image_column: str | None = None  # this and the next two: of a stream
+    label_column: str | None = None
+    seed: int | None = None
 
     @property
     def choice(self) -> FeatureChoice:
@@ -192,7 +195,13 @@ def embed(
     folder = _open_output(data, output)
     named_model = NamedModel(model, max_num_patches)
     settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
-    settings = _set_features(settings, FeatureChoice.parse(features, layers, norm))
+    if streaming:  # the manifest's hashes of a stream cover neither the columns nor the cut of missing splits
+        settings = replace(settings, image_column=image_column, label_column=label_column, seed=seed or None)
+    choice = FeatureChoice.parse(features, layers, norm)
+    if choice is not None and predictions:
+        raise UserError("--features are embeddings, not classes; leave --predictions out, or leave --features out")
+    if choice is not None:
+        settings = replace(settings, features=choice.kind, layers=choice.layers, norm=choice.norm)
     with open_runner(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
         loaded = _load(named_model, settings, device if ray is None else "cpu")
@@ -260,15 +269,6 @@ def _open_output(data: object, output: str | Path) -> "OutputFolder":
     if names and MANIFEST_NAME not in names:
         raise UserError(f"the output folder {folder} holds other files ({names[0]}); choose a new or empty folder")
     return folder
-
-
-def _set_features(settings: Settings, choice: FeatureChoice | None) -> Settings:
-    """Return the settings with the features of --features, if it was given."""
-    if choice is None:
-        return settings
-    if settings.predictions:
-        raise UserError("--features are embeddings, not classes; leave --predictions out, or leave --features out")
-    return replace(settings, features=choice.kind, layers=choice.layers, norm=choice.norm)
 
 
 def _write_on_ray(
