@@ -352,11 +352,14 @@ def test_what_has_no_norm_is_told() -> None:
     second = {
         "a.0.weight": torch.ones(2), "b.weight": torch.ones(4), "c.weight": torch.ones(1), "d.bias": torch.ones(1),
     }  # fmt: skip
+    for state, weight, steps in ((first, 1.0, 20_000), (second, 2.0, 30_000)):  # a batch norm
+        state |= {"e.1.weight": torch.tensor([weight]), "e.1.num_batches_tracked": torch.tensor(steps)}
     told = {layer.layer: (layer.norm, layer.notes) for layer in compare_layers(first, second)}
     assert told == {
         "a.0": (None, ("all weights are zero in the first model, so the relative difference is undefined",)),
         "b": (None, ("b.weight [3] | [4]",)),
         "c": (None, ("some weights are not finite",)),
+        "e.1": (1.0, ()),
         "d": (None, ("d.bias none | [1]",)),
     }
 

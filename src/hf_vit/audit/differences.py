@@ -21,6 +21,7 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import Table, draw_images, make_thumbnail, percent, shorten_list
 from hf_vit.evaluation.reading import convert_to_scores
 from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.repositories.reading import COUNTER
 from hf_vit.results.facts import DataFact
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
@@ -328,9 +329,12 @@ def _read_configuration(loaded: LoadedModel) -> dict[str, str]:
 
 
 def compare_layers(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> Iterator[LayerDifference]:
-    """Iterate over the layers of two state dicts and measure in float64 how much their weights differ."""
+    """Iterate over the layers of two state dicts and measure in float64 how much their weights differ.
+
+    Batch norms' counters of steps are left out: they have no effect, and are larger than any weight.
+    """
     layers: dict[str, list[str]] = {}
-    for name in dict.fromkeys([*first, *second]):
+    for name in dict.fromkeys(name for name in (*first, *second) if not name.endswith(COUNTER)):
         layer_match = _LAYER_NAME.match(name)
         layers.setdefault(layer_match[0] if layer_match else name.rpartition(".")[0] or name, []).append(name)
     for layer, names in layers.items():
