@@ -555,6 +555,11 @@ def test_a_table_of_labels_is_refused_for_masks(tmp_path, folder):
     refuses(path, "mask", "name them 'image' and 'mask'")
     refuses(path, "objects", "none is named 'objects'")
     assert load_data(str(path), target=None).target == "label"
+    table = make_table(folder)
+    table.add_column("depth", table["image"], feature=table.features["image"]).to_parquet(path)
+    assert load_data(str(path), target=None, label_column="label").target == "label"
+    with pytest.raises(UserError, match="which ones hold images and masks is unclear"):
+        load_data(str(path), target="mask", label_column="label")
 
 
 @pytest.mark.parametrize("divided", [False, True], ids=["files", "column"])

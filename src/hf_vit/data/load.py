@@ -34,6 +34,7 @@ from hf_vit.data.scenes import Scenes
 from hf_vit.data.sources import DataSource, list_unlabeled_images, resolve_source
 from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, list_missing_splits
 from hf_vit.data.tables import ImageTables, find_target, infer_target, note_missing_classes, read_dense
+from hf_vit.display import format_count
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def load_data(
     goal = find_target(data_source, target)
     is_table = data_source.kind in ("parquet", "webdataset", "hub")
     opened = open_tables(data_source, streaming=streaming) if is_table else None
-    goal = goal or infer_target(opened.features if opened else None)
+    goal = goal or infer_target(opened.features if opened else None, selection)
     options = _Options(image_column, skip_bad_images, seed, check or skip_bad_images, keep)
     if goal != "label":
         if streaming:

@@ -341,14 +341,14 @@ def read_dense(source: DataSource, opened: RawTables | None, selection: NamedCol
 # ---- columns of parquet files and data sets of the Hub
 
 
-def infer_target(features: "Features | None") -> Target:
-    """Infer from the columns of a table whether it has objects, masks or labels."""
+def infer_target(features: "Features | None", selection: NamedColumns) -> Target:
+    """Infer from the columns of a table, or the one that is named, whether it has objects, masks or labels."""
     columns = cast("Features", features or {})
-    with suppress(UserError):
-        _find_objects_column(columns, "", NamedColumns())
+    with suppress(UserError, KeyError):  # KeyError if the named column does not exist
+        _find_objects_column(columns, "", selection)
         return "objects"
     with suppress(UserError):
-        _find_mask_columns(columns, "", NamedColumns())
+        _find_mask_columns(columns, "", selection)
         return "mask"
     return "label"
 
@@ -455,8 +455,6 @@ def _find_mask_columns(features: "Features", name: str, selection: NamedColumns)
             return feature.dtype in ("binary", "large_binary")
         return isinstance(feature, Image) or (isinstance(feature, Mapping) and "bytes" in feature)
 
-    if selection.image and selection.label:
-        return selection.image, selection.label
     pictures = [column for column, feature in features.items() if is_picture(feature)]
     usual_masks = [column for column in _MASKS if column in pictures and column != selection.image]
     mask = selection.label or next(iter(usual_masks), None)
@@ -464,7 +462,7 @@ def _find_mask_columns(features: "Features", name: str, selection: NamedColumns)
     image = selection.image or next(iter(usual_images), None)
     if mask is None and image is not None and len(pictures) == 2:  # the other one holds the masks
         mask = next(column for column in pictures if column != image)
-    if mask is None or image is None:
+    if mask not in pictures or image not in pictures:
         raise UserError(
             f"'{name}' has the columns {', '.join(features)}, but which ones hold images and masks is unclear; name "
             "them 'image' and 'mask', or give their names with --image-column and --label-column"
