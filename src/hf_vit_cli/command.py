@@ -382,7 +382,7 @@ def print_table(rows: "Iterable[Sequence[str] | None]", *header: "str | Column",
             table.add_section()
         else:
             table.add_row(*(escape(strip_control_characters(cell)) for cell in row))
-    Console().print(table)
+    Console(emoji=False).print(table)
 
 
 def print_tables(tables: "Iterable[Table]") -> None:

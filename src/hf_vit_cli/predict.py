@@ -84,7 +84,7 @@ def _print_predictions(predictions: "Sequence[Prediction | DensePrediction]", as
             {"image": prediction.image} | formatted.content
             for prediction, formatted in zip(predictions, formatted_predictions, strict=True)
         ]
-        typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(entries, indent=2))
         return
     table: list[list[str] | None] = []
     for prediction, formatted in zip(predictions, formatted_predictions, strict=True):

@@ -85,9 +85,9 @@ def test_addresses_are_of_files_that_were_published() -> None:
             )
 
 
-def test_folders(tmp_path: Path, command: Any) -> None:
+def test_folders(tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Warnings are errors here: 18 px hold two patches of 8 px and leave some over, and a field is misspelt."""
-    for name, top1 in (("worse", 0.5), ("better", 0.75)):
+    for name, top1 in (("worse", 0.5), ("better", 0.75), (":dog:é", 0.6)):
         judge(save_model(tmp_path / name), top1)
     for name, fields in (("other", {"data": "<i>photos"}), ("training", {"split": "train"}), ("percent", {})):
         judge(save_model(tmp_path / name), 94.0 if name == "percent" else 0.9, **fields)
@@ -101,7 +101,7 @@ def test_folders(tmp_path: Path, command: Any) -> None:
     (tmp_path / "better/checkpoint/config.json").write_text("{}")
     listing = list_models([str(tmp_path)])
     known = {Path(entry.name).name: entry for entry in listing.entries}
-    assert list(known) == ["<b>warns", "better", "broken", "cut", "other", "percent", "training", "worse"]
+    assert list(known) == [":dog:é", "<b>warns", "better", "broken", "cut", "other", "percent", "training", "worse"]
     assert "are damaged" in (known["cut"].problem or "")
     assert "not valid JSON" in (known["broken"].problem or "")
     assert not known["<b>warns"].problem
@@ -112,15 +112,19 @@ def test_folders(tmp_path: Path, command: Any) -> None:
     assert known["training"].scores == known["percent"].scores == ()  # they say nothing, or no share
     board = list_models([str(tmp_path)], data="digits").make_leaderboards()
     assert [(data, [Path(entry.name).name for entry, _ in rows]) for data, rows in board] == [
-        ("digits, split test", ["better", "worse"])
+        ("digits, split test", ["better", ":dog:é", "worse"])
     ]
     code, out, err = command("models", tmp_path, "--json", "--judged-on", "digits")
     assert code == 0, err
+    assert out.isascii(), "JSON in any encoding of the output"
     told = json.loads(out)
     assert [(entry["kind"], entry["scores"][0]["value"], entry["scores"][0]["source"]) for entry in told] == [
+        ("folder", 0.6, "hf-vit evaluate x"),
         ("folder", 0.75, "hf-vit evaluate x"),
         ("folder", 0.5, "hf-vit evaluate x"),
     ]
+    monkeypatch.setenv("COLUMNS", "400")
+    assert ":dog:" in command("models", tmp_path, "--search", "dog")[1], "text, not an emoji"
     listing.save_page(tmp_path / "models.html")
     page = Page((tmp_path / "models.html").read_text())
     assert not {"b", "i"} & set(page.tags)

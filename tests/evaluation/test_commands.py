@@ -187,13 +187,14 @@ def test_predict_answers_as_the_model(command, save_classifier, tmp_path):
     """A folder, a list of files, JSON and a table; whatever the mode of the image."""
     model, folder = save_classifier(), tmp_path / "pictures"
     folder.mkdir()
-    files = [folder / name for name in ("a.JPG", "b.png", "c.png")]
+    files = [folder / name for name in ("a.JPG", "b.png", "ç\N{DOG}.png")]
     for image, file in zip(make_images(3), files, strict=True):
         image.save(file)
     (folder / "notes.txt").write_text("no image")
     images = [Image.open(file).convert("RGB") for file in files]
     code, out, _ = command("predict", model, folder, "--json", "--top", 2, "--batch-size", 2, "--device", "cpu")
     assert code == 0
+    assert out.isascii(), "JSON in any encoding of the output"
     for found, file, row in zip(json.loads(out), files, _probabilities(images), strict=True):
         assert found["image"] == str(file)
         best = row.topk(2)

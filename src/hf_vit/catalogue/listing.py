@@ -390,7 +390,7 @@ class Listing(Displayed):
 
     def to_json(self) -> str:
         """Return all entries as JSON."""
-        return json.dumps([asdict(entry) for entry in self.entries], indent=2, ensure_ascii=False)
+        return json.dumps([asdict(entry) for entry in self.entries], indent=2)
 
     def save_page(self, output: str | os.PathLike[str]) -> None:
         """Write the models as an HTML page; text from the Hub is escaped.
