@@ -131,6 +131,7 @@ def test_models_of_one_name_are_told_apart_without_their_place(tmp_path: Path):
     assert shorten_names([ann, bob, "alice/vit"]) == ["ann/model", "bob/model", "vit"]
     assert shorten_names([ann, bob, bob]) == ["ann/model", "model (2)", "model (3)"]
     assert shorten_names([ann / ".." / "model"]) == ["model"]
+    assert shorten_names(["timm:vit_tiny"]) == ["timm:vit_tiny"]
 
 
 def test_what_is_no_share_is_no_figure(plain: Path, tmp_path: Path):

@@ -329,11 +329,9 @@ def _read_configuration(loaded: LoadedModel) -> dict[str, str]:
 
 
 def compare_layers(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> Iterator[LayerDifference]:
-    """Iterate over the layers of two state dicts and measure in float64 how much their weights differ.
-
-    Batch norms' counters of steps are left out: they have no effect, and are larger than any weight.
-    """
+    """Iterate over the layers of two state dicts and measure in float64 how much their weights differ."""
     layers: dict[str, list[str]] = {}
+    # Batch norms' counters of steps have no effect, but are larger than any weight.
     for name in dict.fromkeys(name for name in (*first, *second) if not name.endswith(COUNTER)):
         layer_match = _LAYER_NAME.match(name)
         layers.setdefault(layer_match[0] if layer_match else name.rpartition(".")[0] or name, []).append(name)

@@ -95,7 +95,7 @@ def shorten_names(models: Sequence[str | Path]) -> list[str]:
     names: list[str] = []
     for number, path in enumerate(paths, start=1):
         others = [other for other in paths if other is not path]
-        ends = (path[-length:] for length in range(1, len(path)))
+        ends = (path[-length:] for length in range(1, max(len(path), 2)))
         unique_end = next((end for end in ends if all(other[-len(end) :] != end for other in others)), None)
         # Only the whole path may differ from the others.
         names.append("/".join(unique_end) if unique_end else f"{path[-1]} ({number})")
