@@ -135,7 +135,7 @@ def test_predictions_by_command(model, images, tmp_path, command):
     words = ("embed", model, "--data", listed, *columns, "--output", tmp_path / "out", "--split", "train")
     code, out, err = command(*words, "--predictions", "--top", 3)
     assert code == 0, err
-    assert "38 rows in 1 files and manifest.json" in out
+    assert "38 rows in 1 file and manifest.json" in out
     table = load_data(str(listed), image_column="photo", label_column="kind").split("train")
     _, logits = forward(model, table)
     best = logits.double().softmax(-1).topk(3)
@@ -321,13 +321,24 @@ def test_a_manifest_of_somebody_else(told, optimize, model, images, tmp_path):
 def test_a_split_that_is_named_twice(model, images, tmp_path):
     done = embed(str(model), str(images), tmp_path / "out", splits=["test", "test"])
     assert done.rows == len(read(tmp_path / "out", "test"))
+    manifest = (tmp_path / "out" / "manifest.json").read_text()
     assert embed(str(model), str(images), tmp_path / "out", splits=["test"]).done_before == len(done.files)
+    assert (tmp_path / "out" / "manifest.json").read_text() == manifest, "seconds and hardware are of the first call"
 
 
 def test_a_folder_that_an_earlier_version_began_goes_on(model, images, tmp_path):
     embed(str(model), str(images), tmp_path / "out")
     settings = json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]
     assert set(settings) == {"predictions", "top", "batch_size", "rows_per_file", "streaming"}, "those of 0.2"
+
+
+def test_another_image_processor_does_not_go_on(model, images, tmp_path):
+    shutil.copytree(model, tmp_path / "model")
+    embed(str(tmp_path / "model"), str(images), tmp_path / "out")
+    file = tmp_path / "model" / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.1, 0.2, 0.3]}))
+    with pytest.raises(UserError, match=r"was started with processor=.*; give the same value"):
+        embed(str(tmp_path / "model"), str(images), tmp_path / "out")
 
 
 def test_a_list_in_another_order_is_no_reason_to_go_on(model, images, tmp_path):

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from transformers import BatchFeature
 
     from hf_vit.data import ImageData
-    from hf_vit.evaluation.ray_runner import RayRunner
     from hf_vit.loading.model import LoadedModel
 
     # The rows of a batch, None after the last one of a part; and the unreadable images left out since the last batch.
@@ -219,8 +218,7 @@ def embed(
             splits=splits,
         )
         selected = list(dict.fromkeys(splits or images.splits))
-        runs_on_gpus = ray is not None and bool(ray.gpus)
-        if optimize and features is None and settings.max_num_patches is None and not runs_on_gpus:
+        if optimize and features is None and settings.max_num_patches is None and not (ray and ray.gpus):
             engine = _select_engine(loaded, images, selected, folder)
             named_model, settings = replace(named_model, engine=engine), replace(settings, engine=engine)
         if draft:
@@ -233,7 +231,11 @@ def embed(
         missing = [part for part in parts if part.name not in finished_files]
         job = Job.from_data(named_model, images, selected, settings)
         if ray is not None:
-            finished_parts = _write_on_ray(replace(ray, model=named_model), job, missing, loaded, folder)
+            answers = replace(ray, model=named_model).run(job, missing, loaded)
+            finished_parts = (
+                job.write(missing[number], (answer for _, answer in numbered_answers), loaded, folder)
+                for number, numbered_answers in groupby(answers, key=itemgetter(0))
+            )
         elif num_processes is not None and num_processes > 1:
             del loaded  # every process loads the model
             finished_parts = _write_in_processes(job, missing, min(num_processes, len(missing)), device, folder)
@@ -242,23 +244,15 @@ def embed(
                 make_faster(loaded, settings.engine)
             finished_parts = (job.process(part, loaded, folder) for part in missing)
         done_before = len(parts) - len(missing)
-        skipped = _wait_for_parts(finished_parts, done_before, len(parts), report)
-        rows = _finish(folder, parts, manifest, time.perf_counter() - start, device)
+        skipped = set(images.skipped)
+        for number, skipped_in_part in enumerate(finished_parts, start=done_before + 1):
+            skipped.update(skipped_in_part)
+            if report is not None:
+                report(number, len(parts))
+        rows = _finish(folder, parts, manifest, time.perf_counter() - start, device, has_new=bool(missing))
     names = [part.name for part in parts]
-    all_skipped = sorted(skipped | set(images.skipped))
+    all_skipped = sorted(skipped)
     return Embedded(folder.path or str(folder), names, rows, done_before, all_skipped, images.notes, settings.engine)
-
-
-def _wait_for_parts(
-    finished_parts: Iterable[list[str]], done_before: int, total: int, report: Callable[[int, int], None] | None
-) -> set[str]:
-    """Process all parts, report the number of finished ones after each, and return the names of skipped images."""
-    skipped: set[str] = set()
-    for number, skipped_in_part in enumerate(finished_parts, start=done_before + 1):
-        skipped.update(skipped_in_part)
-        if report is not None:
-            report(number, total)
-    return skipped
 
 
 def _open_output(data: object, output: str | Path) -> "OutputFolder":
@@ -269,14 +263,6 @@ def _open_output(data: object, output: str | Path) -> "OutputFolder":
     if names and MANIFEST_NAME not in names:
         raise UserError(f"the output folder {folder} holds other files ({names[0]}); choose a new or empty folder")
     return folder
-
-
-def _write_on_ray(
-    ray: "RayRunner", job: "Job", parts: Sequence["Part"], loaded: "LoadedModel", folder: "OutputFolder"
-) -> Iterator[list[str]]:
-    """Run the model on Ray and write the parts in this process; yield the names of skipped images of every part."""
-    for number, numbered_answers in groupby(ray.run(job, parts, loaded), key=itemgetter(0)):
-        yield job.write(parts[number], (answer for _, answer in numbered_answers), loaded, folder)
 
 
 def _load(model: NamedModel, settings: Settings, device: str | None) -> "LoadedModel":
@@ -541,12 +527,13 @@ def _make_manifest(loaded: "LoadedModel", images: "ImageData", splits: list[str]
     order = [scan.digest for split in splits for scan in images.seen.get(split, ())]
     manifest: dict[str, Any] = {
         "model": loaded.describe(),
+        "processor": loaded.processor.to_dict() if hasattr(loaded.processor, "to_dict") else None,
         "data": {"name": images.name, "fingerprint": images.fingerprint, "splits": splits},
         "settings": {**options, "streaming": bool(images.readers)},
         # The fingerprint of a table does not cover the order, by which rows are divided among the files.
         "order": hashlib.sha256("\n".join(order).encode()).hexdigest()[:16],
     }
-    return cast(dict[str, Any], redact_values(json.loads(json.dumps(manifest))))
+    return cast(dict[str, Any], redact_values(json.loads(json.dumps(manifest, default=str))))
 
 
 def _read_manifest(folder: "OutputFolder") -> dict[str, Any]:
@@ -572,6 +559,7 @@ def _write_or_check_manifest(folder: "OutputFolder", manifest: dict[str, Any]) -
             f"{folder}/{MANIFEST_NAME} is damaged or was not written by hf-vit embed ({error}); choose "
             "another output folder, or delete this one to start again"
         ) from error
+    old_manifest.setdefault("processor", manifest["processor"])  # that of 0.2 has none
     for name, value in manifest.items():
         if name != "order" and old_manifest.get(name) != value:
             raise UserError(
@@ -590,9 +578,14 @@ def _write_manifest(folder: "OutputFolder", manifest: dict[str, Any]) -> None:
 
 
 def _finish(
-    folder: "OutputFolder", parts: Sequence[Part], manifest: dict[str, Any], seconds: float, device: str | None
+    folder: "OutputFolder",
+    parts: Sequence[Part],
+    manifest: dict[str, Any],
+    seconds: float,
+    device: str | None,
+    has_new: bool,
 ) -> int:
-    """Complete the manifest, and return the number of rows in all files."""
+    """Complete the manifest unless it is complete and no file is new, and return the number of rows in all files."""
     from pyarrow import parquet
 
     rows = 0
@@ -610,7 +603,8 @@ def _finish(
         "versions": list_versions(),
         "hardware": read_hardware(device),
     }
-    _write_manifest(folder, manifest | results)
+    if has_new or "rows" not in _read_manifest(folder):
+        _write_manifest(folder, manifest | results)
     return rows
 
 
