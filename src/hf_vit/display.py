@@ -30,6 +30,11 @@ def shorten_list(names: list[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 image" or "2,000 images"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def format_amount(number: float | None) -> str:
     """Return a number as people read it: 139.9k, 4.02M, 17.6G; "" for None."""
     if number is None:

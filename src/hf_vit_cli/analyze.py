@@ -7,7 +7,14 @@ from typing import Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import collect_options, describe_progress, format_command, handle_interrupt, print_safely
+from hf_vit_cli.command import (
+    collect_options,
+    describe_progress,
+    format_command,
+    handle_interrupt,
+    print_notes,
+    print_safely,
+)
 from hf_vit_cli.options import arg, opt
 
 
@@ -61,12 +68,9 @@ def analyze(
     if has_stages:
         print_safely(f"report in {output / 'report.html'}")
         return
-    for note in run.images.notes:
-        print_safely(f"note: {note}", err=True)
+    print_notes(run.images.notes, run.images.skipped)
     for name, reason in run.left_out.items():
         print_safely(f"did not run {name}: {reason}")
-    if run.images.skipped:
-        print_safely(f"skipped {len(run.images.skipped)} unreadable images: {', '.join(run.images.skipped)}")
     if run.record is not None:
         print_safely(f"recorded in {run.subject.folder / 'facts.json'}")
     print_safely(f"report in {output / 'report.html'}")

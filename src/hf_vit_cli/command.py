@@ -362,6 +362,16 @@ def print_safely(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     typer.echo(strip_control_characters(redact_message(text)), err=err, nl=nl)
 
 
+def print_notes(notes: Iterable[str], skipped: list[str] | None = None) -> None:
+    """Print notes on data, and the number and first names of unreadable images that were skipped, as messages."""
+    from hf_vit.display import format_count, shorten_list
+
+    for note in notes:
+        print_safely(f"note: {note}", err=True)
+    if skipped:
+        print_safely(f"skipped {format_count(len(skipped), 'unreadable image')}: {shorten_list(skipped)}", err=True)
+
+
 def strip_control_characters(text: str) -> str:
     """Return a text with spaces instead of characters that control a terminal or the writing direction."""
     kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")

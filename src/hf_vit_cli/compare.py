@@ -12,6 +12,7 @@ from hf_vit_cli.command import (
     describe_progress,
     format_command,
     handle_interrupt,
+    print_notes,
     print_safely,
     print_table,
 )
@@ -76,10 +77,7 @@ def compare(
     settings = ComparisonSettings(**{field.name: values.pop(field.name) for field in fields(ComparisonSettings)})
     with handle_interrupt(lambda: describe_progress(output)):
         run = run_comparison(**values, settings=settings, report=print_safely)
-    for note in run.data.notes:
-        print_safely(f"note: {note}", err=True)
-    if run.data.skipped:
-        print_safely(f"skipped {len(run.data.skipped)} unreadable images: {', '.join(run.data.skipped)}")
+    print_notes(run.data.notes, run.data.skipped)
     recorded_models = save_comparison(run, command=format_command(context), seed=settings.seed)
     if recorded_models:
         print_safely(f"recorded in facts.json of {', '.join(recorded_models)}")

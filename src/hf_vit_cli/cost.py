@@ -144,8 +144,10 @@ def _make_summary_rows(summary: "CostSummary") -> Rows:
 
 def _make_memory_rows(plan: "MemoryPlan") -> Rows:
     """Return the rows for the memory of a training."""
+    from hf_vit.display import format_count
+
     height, width = plan.image_size
-    images = f"{plan.batch_size} images of {height}x{width} px in {plan.precision}"
+    images = f"{format_count(plan.batch_size, 'image')} of {height}x{width} px in {plan.precision}"
     rows = [
         (f"weights, gradients, optimizer state of {plan.parameters:,} parameters", format_gigabytes(plan.states)),
         (f"activations of {images}", format_gigabytes(plan.activations)),

@@ -7,8 +7,6 @@ from hf_vit_cli import options
 from hf_vit_cli.command import print_safely, print_table
 from hf_vit_cli.options import arg, opt
 
-_MAX_NAMES = 10
-
 
 @options.with_options("skip_bad_images", "image_column", "label_column")
 def data(
@@ -28,6 +26,7 @@ def data(
 
     from hf_vit.data import load_data
     from hf_vit.data.overview import draw_contact_sheet, note_imbalance, overview
+    from hf_vit.display import format_count, shorten_list
     from hf_vit.evaluation.reading import refuse_output_in
     from hf_vit.writing import write_atomically
 
@@ -54,11 +53,9 @@ def data(
     for note in (*images.notes, *note_imbalance(images)):
         print_safely(f"note: {note}")
     if images.skipped:
-        ellipsis = ", ..." if len(images.skipped) > _MAX_NAMES else ""
         advice = "" if are_skipped else "; other commands need --skip-bad-images to skip them"
-        print_safely(
-            f"unreadable: {len(images.skipped):,} images ({', '.join(images.skipped[:_MAX_NAMES])}{ellipsis}){advice}"
-        )
+        count = format_count(len(images.skipped), "image")
+        print_safely(f"unreadable: {count} ({shorten_list(images.skipped)}){advice}")
     if output is not None:
         sheet = io.BytesIO()
         draw_contact_sheet(images).save(sheet, "PNG")

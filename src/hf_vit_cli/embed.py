@@ -3,7 +3,7 @@
 from typing import Any
 
 from hf_vit_cli import options
-from hf_vit_cli.command import collect_options, describe_progress, handle_interrupt, print_safely
+from hf_vit_cli.command import collect_options, describe_progress, handle_interrupt, print_notes, print_safely
 from hf_vit_cli.options import opt
 
 
@@ -31,7 +31,7 @@ def embed(
 ) -> None:
     """Write embeddings or predictions of a data set to parquet files; run again to resume."""
     values = collect_options(locals(), "split")
-    from hf_vit.display import make_progress_bar
+    from hf_vit.display import format_count, make_progress_bar
     from hf_vit.evaluation.embedding import embed as run
     from hf_vit.loading.optimizing import describe_engine
 
@@ -41,11 +41,7 @@ def embed(
         result = run(**values, splits=split, report=lambda done, files: bar.update(task, completed=done, total=files))
     if result.engine is not None:
         print_safely(f"note: {describe_engine(result.engine)}", err=True)
-    for note in result.notes:
-        print_safely(f"note: {note}", err=True)
-    if result.skipped:
-        print_safely(f"skipped {len(result.skipped)} unreadable images: {', '.join(result.skipped[:10])}", err=True)
-    resumed_note = f" ({result.done_before} were already written)" if result.done_before else ""
-    print_safely(
-        f"{result.rows:,} rows in {len(result.files)} files{resumed_note} and manifest.json in {result.folder}"
-    )
+    print_notes(result.notes, result.skipped)
+    resumed_note = f" ({result.done_before} already written)" if result.done_before else ""
+    counts = f"{format_count(result.rows, 'row')} in {format_count(len(result.files), 'file')}{resumed_note}"
+    print_safely(f"{counts} and manifest.json in {result.folder}")

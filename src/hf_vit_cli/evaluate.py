@@ -6,7 +6,7 @@ from typing import Any, cast
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import format_command, print_safely, print_tables
+from hf_vit_cli.command import format_command, print_notes, print_safely, print_tables
 from hf_vit_cli.options import opt
 
 _PROTOCOL_OPTIONS = (
@@ -63,8 +63,7 @@ def evaluate(
     values = {name: value for name, value in given.items() if value not in (None, [], ())}
     values |= {"protocol": protocol, "output": output, "num_images": num_images, **shared}
     run = measure(model, data, command=format_command(context), **values)
-    for note in run.examination.data.notes:
-        print_safely(f"note: {note}", err=True)
+    print_notes(run.examination.data.notes)
     if run.engine is not None:
         print_safely(f"note: {describe_engine(run.engine)}", err=True)
     print_tables(run.result.tables(run.examination.describe_images(run.result.num_images)))

@@ -29,11 +29,12 @@ def models(
 ) -> None:
     """List models: the papers' variants, folders, a user's repositories; with size, FLOPs, results and checkpoints."""
     from hf_vit.catalogue.listing import list_models
+    from hf_vit.display import format_count
 
     listing = list_models(places or (), search=search, family=family, data=judged_on, max_parameters=max_parameters)
     if output is not None:
         listing.save_page(output)
-        print_safely(f"{len(listing.entries):,} models in {output}")
+        print_safely(f"{format_count(len(listing.entries), 'model')} in {output}")
     elif as_json:
         typer.echo(listing.to_json())
     else:

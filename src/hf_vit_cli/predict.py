@@ -54,6 +54,7 @@ def predict(
     are written; with --skip-bad-images it is reported, and the exit code is 0.
     """
     values = collect_options(locals(), "as_json")
+    from hf_vit.display import format_count
     from hf_vit.errors import UserError
     from hf_vit.evaluation import predict as run
 
@@ -66,7 +67,8 @@ def predict(
     for prediction in unreadable:
         print_safely(f"skipped: {prediction.problem}", err=True)
     if unreadable and not skip_bad_images:
-        raise UserError(f"{len(unreadable):,} images could not be read; replace them, or add --skip-bad-images")
+        count = format_count(len(unreadable), "image")
+        raise UserError(f"{count} could not be read; replace unreadable images, or add --skip-bad-images")
 
 
 def _print_predictions(predictions: "Sequence[Prediction | DensePrediction]", as_json: bool) -> None:

@@ -49,7 +49,12 @@ def verify(
     if doors:
         if revision or trust_remote_code or results or has_device or len(data or []) > 1:
             raise UserError("--doors takes one --data and --runtime, and no other options; remove the others")
-        _verify_doors(repo, data or [], runtime)
+        from hf_vit.audit.doors import NAME, require_equal_doors, verify_doors
+
+        certificate = verify_doors(repo, *(data or []), runtime=runtime, report=print_safely)
+        print_table(certificate.rows(), "door", "labels equal", f"difference (at most {certificate.bound:.0e})", "")
+        print_safely(f"recorded in {Path(repo) / NAME}")
+        require_equal_doors(certificate)
         return
     if runtime is not None:
         raise UserError("--runtime needs --doors; add --doors, or remove it")
@@ -74,13 +79,3 @@ def verify(
         findings = audit_results(result.folder, data=data or (), **shared, report=print_safely)
         print_safely("\n".join(map(str, findings)))
         require_equal(findings)
-
-
-def _verify_doors(repo: str, data: list[str], runtime: Path | None) -> None:
-    """Print and record the comparison of a saved classifier's answers; raise UserError if they differ."""
-    from hf_vit.audit.doors import NAME, require_equal_doors, verify_doors
-
-    result = verify_doors(repo, *data, runtime=runtime, report=print_safely)
-    print_table(result.rows(), "door", "labels equal", f"difference (at most {result.bound:.0e})", "")
-    print_safely(f"recorded in {Path(repo) / NAME}")
-    require_equal_doors(result)

@@ -432,9 +432,9 @@ def typed(model, pictures, tmp_path, *more):
 def test_a_run_and_its_repetition(model, pictures, tmp_path, command, monkeypatch):
     few = ("attention_distance", "attention_rollout", "cka", "cka_between")
     monkeypatch.setattr(api, "ANALYSES", {name: ANALYSES[name] for name in few})  # all there are, drawn sooner
-    code, printed, _ = command(*typed(model, pictures, tmp_path))
+    code, printed, err = command(*typed(model, pictures, tmp_path))
     assert code == 0
-    assert "skipped 1 unreadable images: photos/broken.png" in printed
+    assert "skipped 1 unreadable image: photos/broken.png" in err
     assert "did not run cka_between: it needs a second model" in printed
     (record,) = Facts.load(model).filter_kind("analysis")
     assert (

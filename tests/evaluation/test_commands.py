@@ -402,8 +402,8 @@ def test_it_tells_what_is_there(told, tmp_path):
     assert "sizes: 12x12 to 20x16 px (height x width), median 12x12" in out
     assert "note: 1 duplicate image in one split: cat/3.png = cat/again.png" in out
     assert "note: class 'cat' has 31 images and class 'dog' only 9" in out
-    assert "unreadable: 1 images (dog/torn.png); other commands need --skip-bad-images" in out
-    assert "unreadable: 1 images (dog/torn.png)\n" in told("--skip-bad-images")
+    assert "unreadable: 1 image (dog/torn.png); other commands need --skip-bad-images" in out
+    assert "unreadable: 1 image (dog/torn.png)\n" in told("--skip-bad-images")
     assert "were split off the 40 training images (by content" in out
     with Image.open(tmp_path / "look" / "contact_sheet.png") as sheet:
         assert sheet.height == 2 * (96 + 16)

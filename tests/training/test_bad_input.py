@@ -300,7 +300,7 @@ def test_training_starts_again_with_a_smaller_part(colours, tiny_config, tmp_pat
 
 def test_training_that_has_a_checkpoint_keeps_its_settings(colours, tiny_config, tmp_path, stop_at):
     stop_at(3, failing_forward)
-    with pytest.raises(UserError, match=r"out of memory for 1 images at once; choose smaller .*another --output$"):
+    with pytest.raises(UserError, match=r"out of memory for 1 image at once; choose smaller .*another --output$"):
         finetune(
             tiny_config(), str(colours), tmp_path / "out", steps=4, evaluations=4, batch_size=1, micro_batch_size=1
         )

@@ -19,7 +19,7 @@ import torch
 
 from hf_vit.conversion.loading import find_config
 from hf_vit.cost.flops import forward_flops
-from hf_vit.display import Displayed, format_amount
+from hf_vit.display import Displayed, format_amount, format_count
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.evaluation.protocols.frame import Table, percent
 from hf_vit.families import FAMILIES, find_family
@@ -383,7 +383,7 @@ class Listing(Displayed):
             for score in entry.scores:
                 results.append([name, score.data, f"{percent(score.value)} {score.metric}", score.source])
         header = ["model", "architecture", "parameters", "FLOPs", "checkpoints"]
-        tables = [Table(header, models, f"{len(models):,} models from {', '.join(self.places)}")]
+        tables = [Table(header, models, f"{format_count(len(models), 'model')} from {', '.join(self.places)}")]
         if results:
             tables.append(Table(["model", "data", "result", "source"], results, "published and recorded results"))
         return tables

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_vit.comparison.result_files import ModelResult, Share, SpeedResult
-from hf_vit.display import format_amount
+from hf_vit.display import format_amount, format_count
 from hf_vit.results.figures import make_figure, render_report
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def make_markdown(results: Sequence[ModelResult], speed: SpeedResult | None) -> 
 def make_html(results: Sequence[ModelResult], speed: SpeedResult | None, picture: Path) -> str:
     """Return an HTML page with the table, the picture (a PNG file), and the explanation."""
     return render_report(
-        f"{len(results)} models on {results[0].inputs.data.name}",
+        f"{format_count(len(results), 'model')} on {results[0].inputs.data.name}",
         _REPORT,
         width=80,
         rows=make_rows(results, speed),

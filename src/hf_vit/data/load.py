@@ -451,7 +451,7 @@ def _set_splits(data: ImageData, splits: "dict[str, Dataset]", missing: Sequence
     data.splits = {split: all_tables[split] for split in SPLITS if split in all_tables}
     if scans is not None:
         data.seen = data.seen | {split: [scans[row] for row in rows.tolist()] for split, rows in rows_by_split.items()}
-    sizes = " and ".join(f"{len(cut_tables[split])} images for {split}" for split in data.cut)
+    sizes = " and ".join(f"{format_count(len(cut_tables[split]), 'image')} for {split}" for split in data.cut)
     data.notes += [f"{sizes} were split off the {len(train)} training images (by content hash, seed {seed})", *notes]
 
 

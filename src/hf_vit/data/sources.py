@@ -19,6 +19,7 @@ from hf_vit.data.files import IMAGE_SUFFIXES, Parts, count_suffixes, is_image, n
 from hf_vit.data.idx import group_idx_files, is_mapping_name, list_companions, parse_idx_name
 from hf_vit.data.labels import normalize_name
 from hf_vit.data.splits import split_name
+from hf_vit.display import format_count
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import is_folder, is_store_url, match_objects, read_sizes, to_path
 
@@ -301,8 +302,7 @@ def _group_by_split_and_class(
         num_loose = sum(len(parts) == len(prefix) + 1 for parts in images_below)
         classes = _group_by_class(root, prefix, images_below, folders, folder_name)
         if num_loose:
-            number = "1 image" if num_loose == 1 else f"{num_loose} images"
-            notes.append(f"ignored {number} beside the class folders in '{folder_name}'")
+            notes.append(f"ignored {format_count(num_loose, 'image')} beside the class folders in '{folder_name}'")
         split = (split_name(prefix[0]) or "") if prefix else "train"
         for label, paths in classes.items():  # "val" and "validation" are the same split
             layout.setdefault(split, {}).setdefault(label, []).extend(paths)

@@ -462,7 +462,7 @@ def _find_mask_columns(features: "Features", name: str, selection: NamedColumns)
     image = selection.image or next(iter(usual_images), None)
     if mask is None and image is not None and len(pictures) == 2:  # the other one holds the masks
         mask = next(column for column in pictures if column != image)
-    if mask not in pictures or image not in pictures:
+    if mask is None or image is None or not {mask, image} <= {*pictures}:
         raise UserError(
             f"'{name}' has the columns {', '.join(features)}, but which ones hold images and masks is unclear; name "
             "them 'image' and 'mask', or give their names with --image-column and --label-column"

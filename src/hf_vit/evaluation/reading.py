@@ -9,7 +9,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hf_vit.display import make_progress_bar
+from hf_vit.display import format_count, make_progress_bar
 from hf_vit.errors import UserError, get_first_line, report_full_memory
 from hf_vit.families import get_problem_type
 from hf_vit.repositories.stores import is_store_url, to_path
@@ -274,7 +274,7 @@ def refuse_output_in(data: object, output: "str | os.PathLike[str] | None") -> N
 
 def explain_memory_errors(pixel_values: "torch.Tensor | BatchFeature") -> AbstractContextManager[None]:
     """Turn errors of too little memory into a UserError that names the batch [B, C, H, W] and the remedy."""
-    batch = f"a batch of {len(_get_pixels(pixel_values))} images of {_format_size(pixel_values)}"
+    batch = f"a batch of {format_count(len(_get_pixels(pixel_values)), 'image')} of {_format_size(pixel_values)}"
     return report_full_memory(batch, "choose a smaller batch size")
 
 

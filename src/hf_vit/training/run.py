@@ -34,6 +34,7 @@ from hf_vit.data.augmentation import open_policy
 from hf_vit.data.fingerprints import describe_changes
 from hf_vit.data.labels import summarize_names
 from hf_vit.data.overview import note_imbalance
+from hf_vit.display import format_count
 from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import DivergedError, UserError, explain_refusal, is_out_of_memory
 from hf_vit.families import find_family
@@ -271,7 +272,7 @@ def open_start(job: Job, report: ReportLine, task: Task[Any] | type[Task[Any]] =
     for note in (*images.notes, *note_imbalance(images)):
         report(f"note: {note}")
     if images.skipped:
-        report(f"skipped {len(images.skipped)} unreadable images")
+        report(f"skipped {format_count(len(images.skipped), 'unreadable image')}")
     for split in ("train", "validation", "test"):
         dataset = images.split(split)  # raises if it is missing
         if images.readers and split != "train" and next(iter(dataset), None) is None:
@@ -541,7 +542,7 @@ def _explain_memory(run: Run, accumulates: bool) -> str:
             smaller = f"a smaller --micro-batch-size than {size} (the result stays the same)"
         alternatives = f"{smaller}, {alternatives}"
     restart = "and start again with --resume" if find_last_complete(run.work) is None else "in another --output"
-    return f"out of memory for {size} images at once; choose {alternatives}, {restart}"
+    return f"out of memory for {format_count(size, 'image')} at once; choose {alternatives}, {restart}"
 
 
 def _explain_unwritable(run: Run, reason: str) -> str:
