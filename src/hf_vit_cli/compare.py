@@ -87,16 +87,12 @@ def compare(
 
 def _print_table(results: "list[ModelResult]", speed: "SpeedResult | None") -> None:
     """Print the results in tables of `_COLUMNS` columns, and the sentences that summarize them."""
-    from rich.console import Console
-    from rich.markup import escape
-
     from hf_vit.comparison.tables import explain_table, make_rows
 
     rows = make_rows(results, speed)
-    console = Console()
     name, *headers = rows[0]
     for start in range(0, len(headers), _COLUMNS):
         columns = [name, *headers[start : start + _COLUMNS]]
         print_table(([row[header] for header in columns] for row in rows), *columns)
     for sentence in explain_table(results, speed):
-        console.print(escape(sentence), highlight=False)
+        print_safely(sentence)
