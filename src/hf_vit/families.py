@@ -354,3 +354,5 @@ def register() -> None:
     for head in DENSE_HEADS.values():
         transformers.AutoConfig.register(head.model_type, head.config_class)
         getattr(transformers, head.auto_class).register(head.config_class, head.model_class)
+        if head.name == "mask2former":  # pipeline("image-segmentation") knows no Auto class of universal segmentation
+            transformers.AutoModelForImageSegmentation.register(head.config_class, head.model_class)

@@ -1,5 +1,6 @@
 """A saved folder is all that transformers' pipelines need, for every family: what `PipelineTesterMixin` asks."""
 
+import dense_heads
 import pytest
 import torch
 from models.families import FAMILIES, OTHERS
@@ -85,3 +86,16 @@ def test_half_precision(folder, photographs, dtype):
     )
     scores = [{entry["label"]: entry["score"] for entry in answer} for answer in (full, half)]
     assert scores[1] == pytest.approx(scores[0], abs=0.1)
+
+
+@pytest.mark.parametrize("head", ["linear", "mask2former"])
+def test_image_segmentation(head, photographs, tmp_path):
+    """From a folder as from the model itself."""
+    model, processor = dense_heads.build("plain", head)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    segment = pipeline("image-segmentation", model=str(tmp_path), device="cpu")
+    expected = pipeline("image-segmentation", model=model.eval(), image_processor=processor, device="cpu")
+    answers, wanted = (each(photographs[0], subtask="semantic") for each in (segment, expected))
+    assert answers
+    assert answers == wanted
