@@ -105,3 +105,18 @@ def test_a_heads_backbone_has_its_dtype_and_its_attention(head, tmp_path):
     narrow(images.bfloat16())
     renamed = type(model).from_pretrained(tmp_path / "float32", id2label={"0": "sea", "1": "dog"}).config
     assert (renamed.id2label, renamed.label2id) == ({0: "sea", 1: "dog"}, {"sea": 0, "dog": 1})
+
+
+@pytest.mark.parametrize("head", ["linear", "upernet"])
+def test_checkpointed_activations_change_no_gradient(head):
+    model, _ = dense_heads.build("plain", head)
+    batch, gradients = dense_heads.batch_for(head), []
+    for is_checkpointed in (False, True):
+        if is_checkpointed:
+            model.activation_checkpointing_enable()
+        model.zero_grad()
+        torch.manual_seed(0)
+        model.train()(**batch).loss.backward()
+        gradients.append({name: weight.grad.clone() for name, weight in model.named_parameters()})
+    assert dense_heads.backbone_of(model).is_activation_checkpointing
+    torch.testing.assert_close(gradients[1], gradients[0])

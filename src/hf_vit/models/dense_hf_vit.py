@@ -65,4 +65,5 @@ class HfDenseMixin(HfPublishedMixin):
 
     main_input_name = "pixel_values"
     input_modalities = "image"
+    supports_gradient_checkpointing: ClassVar[bool] = True  # of the backbone's layers
     accepts_loss_kwargs: ClassVar[bool] = False  # the loss is a mean over the batch, which the Trainer scales
