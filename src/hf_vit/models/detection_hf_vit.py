@@ -176,11 +176,8 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
             raise ValueError("training needs labels; give the boxes and classes of every image")
         if self.config.use_masks and not all("masks" in image for image in labels):
             raise ValueError("use_masks=True needs labels with masks; give masks, or set use_masks=False")
-        targets: list[dict[str, torch.Tensor]] = []
-        for image in labels:
-            masks = {"masks": image["masks"]} if self.config.use_masks else {}
-            targets.append({"boxes": image["boxes"], "labels": image["class_labels"] + 1, **masks})
-        return targets
+        names = ("boxes", "masks") if self.config.use_masks else ("boxes",)
+        return [{"labels": image["class_labels"] + 1, **{name: image[name] for name in names}} for image in labels]
 
 
 def _use_dtype_of_weights(head: nn.Module, inputs: Any, outputs: tuple[Any, Any]) -> tuple[Any, Any]:
