@@ -274,8 +274,7 @@ class TransformersFolder(Target):
         config.problem_type = hf_vit_config.problem_type
         if outgoing.has_head:
             config.id2label = dict(hf_vit_config.id2label)
-            label2id = {label: index for index, label in hf_vit_config.id2label.items()}
-            config.label2id = dict(hf_vit_config.label2id or label2id)
+            config.label2id = dict(hf_vit_config.label2id)
         model = model_class(config, **_make_options(outgoing))
         model.load_state_dict(_add_missing_arrays(outgoing), strict=True)
         model.to(outgoing.model.dtype).save_pretrained(outgoing.folder)

@@ -69,13 +69,11 @@ class Dense(Merged):
         weights: list[torch.Tensor] = [linear.weight for linear in linears]
         biases: list[Any] = [linear.bias for linear in linears]  # torch's annotation leaves None out
         weight = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(dtype)
-        bias = biases[0]
-        if len(linears) > 1 and any(value is not None for value in biases):
-            for index, linear in enumerate(linears):
-                if biases[index] is None:
-                    biases[index] = linear.weight.new_zeros(linear.out_features)
-            bias = torch.cat(biases)
-        bias = None if bias is None else bias.to(dtype)
+        bias = None
+        if any(value is not None for value in biases):
+            zeros = [linear.weight.new_zeros(linear.out_features) for linear in linears]
+            bias = torch.cat([zero if value is None else value for zero, value in zip(zeros, biases, strict=True)])
+            bias = bias.to(dtype)
         if scale is not None:
             factor = scale.lambda1.to(dtype)
             weight = weight * factor[:, None]
