@@ -39,11 +39,11 @@ def run_briefly(words: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory):
-    """A folder with the repository's files, and the demo's model after one epoch, with 300 digits."""
+    """A folder with the repository's files, and the demo's model after one epoch, with 100 digits for training."""
     folder, digits = tmp_path_factory.mktemp("clone"), sklearn.datasets.load_digits()
     for name in ("docs", "tests"):
         (folder / name).symlink_to(ROOT / name)
-    few = sklearn.utils.Bunch(images=digits.images[:300], target=digits.target[:300])
+    few = sklearn.utils.Bunch(images=digits.images[:640], target=digits.target[:640])
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sklearn.datasets, "load_digits", lambda: few)
         run_program(["demo", "--output", "out/demo", "--epochs", "1"])

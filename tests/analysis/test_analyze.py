@@ -303,6 +303,10 @@ def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_p
         UserError, match=r"attention_entropy of a run with other inputs \(model differ\); choose another --output"
     ):
         analyze(other, pictures, tmp_path / "out", settings=SETTINGS, **options)
+    edited = shutil.copytree(saved, tmp_path / saved.name) / "preprocessor_config.json"
+    edited.write_text(edited.read_text().replace('"resample": 2', '"resample": 3'))
+    with pytest.raises(UserError, match=r"other inputs \(processor differ\)"):
+        analyze(edited.parent, pictures, tmp_path / "out", settings=SETTINGS, **options)
     (tmp_path / "busy").mkdir()
     with lock_folder(tmp_path / "busy"), pytest.raises(UserError, match="another process is writing to"):
         analyze(saved, pictures, tmp_path / "busy", settings=SETTINGS, **options)

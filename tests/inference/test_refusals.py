@@ -218,10 +218,10 @@ def test_a_failure_in_the_middle_changes_nothing(family: Family, error: Exceptio
     packed = optimize.pack
     calls = iter(range(100))
 
-    def fail_late(part: nn.Module) -> nn.Module:
+    def fail_late(part: nn.Module, **options: Any) -> nn.Module:
         if next(calls) == 2:
             raise error
-        return packed(part)
+        return packed(part, **options)
 
     monkeypatch.setattr(optimize, "pack", fail_late)
     with nothing_changes(model), pytest.raises(hf_vit.UserError, match="out of memory"):

@@ -7,7 +7,7 @@ Every analysis writes a file `NAME.json`:
 | format   | version of this table, 1                                                                                  |
 | name, title, source, shows | attributes of the `Analysis`                                                            |
 | inputs   | model and against (name, kind, fingerprint of weights and config), images and cue_conflicts (name,        |
-|          | fingerprint, split, size, skipped), settings (`AnalysisSettings`)                                         |
+|          | fingerprint, split, size, skipped), settings (`AnalysisSettings`), processor (fingerprint of its fields)  |
 | arrays   | name -> axes, shape, unit, meaning, values (nested lists of float32; null for undefined)                  |
 | notes    | further remarks                                                                                           |
 | pictures | file name -> title                                                                                        |
@@ -19,6 +19,7 @@ The same model, images and settings give the same bytes, as the file holds no da
 (`StagesDocument`), its curves in OUTPUT/stages_NAME.png, and OUTPUT/report.html.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -77,6 +78,7 @@ class AnalysisInputs(BaseModel):
     model: ModelInput
     images: ImagesInput
     settings: dict[str, int | float]
+    processor: str | None = None  # fingerprint of its fields
     against: ModelInput | None = None
     cue_conflicts: ImagesInput | None = None
 
@@ -448,10 +450,13 @@ def _describe_inputs(context: Context, analysis: type[Analysis]) -> AnalysisInpu
     """Return the inputs that a result of this analysis depends on."""
     second_model = context.against if analysis.second_input == "against" else None
     conflicts = context.cue_conflicts if analysis.second_input == "cue_conflicts" else None
+    processor = context.loaded.processor
+    fields = processor.to_json_string().encode() if hasattr(processor, "to_json_string") else None
     return AnalysisInputs(
         model=ModelInput(**context.loaded.describe()),
         images=ImagesInput.model_validate(context.images, from_attributes=True),
         settings=asdict(context.settings),
+        processor=None if fields is None else hashlib.sha256(fields).hexdigest()[:16],
         against=None if second_model is None else ModelInput(**second_model.describe()),
         cue_conflicts=None if conflicts is None else ImagesInput.model_validate(conflicts.images, from_attributes=True),
     )
@@ -469,6 +474,8 @@ def _read_finished(folder: Path, context: Context) -> dict[str, AnalysisDocument
         if document is None or not all((folder / picture).is_file() for picture in document.pictures):
             continue
         inputs = _describe_inputs(context, analysis)
+        if document.inputs.processor is None:  # as in results of 0.2
+            inputs.processor = None
         second_input = analysis.second_input
         if second_input is not None and getattr(context, second_input) is None:
             # This input was not given now, so the finished result stays.

@@ -223,10 +223,10 @@ def _explain(error: BaseException, repo_id: str, explicit_token: bool, reading: 
     token, address = describe_token(explicit_token), f"{constants.ENDPOINT}/{repo_id}"
     if isinstance(error, HFValidationError):
         return f"'{repo_id}' cannot be the name of a repository ({details})"
-    if isinstance(error, OfflineModeIsEnabled) or constants.is_offline_mode():
-        return "offline mode is on, so the Hub cannot be reached; unset HF_HUB_OFFLINE"
     if isinstance(error, LocalTokenNotFoundError):
         return f"there is no token for the Hub: {describe_login()}"
+    if isinstance(error, OfflineModeIsEnabled) or constants.is_offline_mode():
+        return "offline mode is on, so the Hub cannot be reached; unset HF_HUB_OFFLINE"
     if isinstance(error, GatedRepoError):
         has_token = explicit_token or get_token() is not None
         next_step = f" as the owner of {token}" if has_token else f", then log in: {describe_login()}"

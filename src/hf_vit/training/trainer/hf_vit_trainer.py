@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast, final
 
@@ -43,8 +44,8 @@ from hf_vit.training.trainer.sampling import (
     SeededDataset,
     SeededStream,
     derive_seed,
+    ignore_sigterm_during,
     make_stream_loader,
-    outlive_first_sigterm,
     return_unchanged,
 )
 from hf_vit.training.trainer.sharing import check_trainer, share_training
@@ -124,6 +125,7 @@ class HfViTTrainer(Trainer):
         self.license = license
         self.average: WeightAverage | None = None
         self.stream: Any = None  # the loader of a training stream
+        self._is_training = torch.zeros((), dtype=torch.bool).share_memory_()  # for loader workers
         self._checkpoint: Path | None = None  # the one from which the training is resumed
         self._step_loss: torch.Tensor | float = 0.0  # sum over the micro-batches of one step
         self._mean_count: torch.Tensor | float | None = None  # mean of `_count` over the micro-batches of one step
@@ -202,7 +204,7 @@ class HfViTTrainer(Trainer):
         seed = args.seed if args.data_seed is None else args.data_seed
         options: dict[str, Any] = {
             "num_workers": workers,
-            "worker_init_fn": outlive_first_sigterm,
+            "worker_init_fn": partial(ignore_sigterm_during, self._is_training),
             "persistent_workers": workers > 0,
             "prefetch_factor": args.dataloader_prefetch_factor,
             "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
@@ -236,7 +238,7 @@ class HfViTTrainer(Trainer):
         self.args.dataloader_drop_last = False
         try:
             loader = super().get_eval_dataloader(eval_dataset)
-            loader.worker_init_fn = outlive_first_sigterm
+            loader.worker_init_fn = partial(ignore_sigterm_during, self._is_training)
             return loader
         finally:
             self.args.dataloader_drop_last = drops_last
@@ -363,9 +365,11 @@ class HfViTTrainer(Trainer):
             resume_from_checkpoint = get_last_checkpoint(str(self.args.output_dir)) or True
         self._checkpoint = None if isinstance(resume_from_checkpoint, bool | None) else Path(resume_from_checkpoint)
         ignores_skip = self.args.ignore_data_skip
+        self._is_training.fill_(True)
         try:
             output = super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
+            self._is_training.fill_(False)
             self.args.ignore_data_skip = ignores_skip
             self._checkpoint = None
         best = self.state.best_model_checkpoint if self.args.load_best_model_at_end else None

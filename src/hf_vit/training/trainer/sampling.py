@@ -6,6 +6,7 @@ for every process.
 """
 
 import hashlib
+import os
 import random
 import signal
 import warnings
@@ -157,9 +158,17 @@ class SeededDataset(Dataset[Any]):
         return fetch(indices) if fetch is not None else [self.dataset[index] for index in indices]
 
 
-def outlive_first_sigterm(worker: int) -> None:
-    """Ignore the first SIGTERM in a loader's worker: schedulers signal all processes, but the step has to end."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+def ignore_sigterm_during(is_training: torch.Tensor, worker: int) -> None:
+    """Ignore SIGTERM in a loader's worker during a training: schedulers signal all processes, but its step has to end.
+
+    Afterwards it ends the worker, as Python waits for that before it exits. `is_training` is in shared memory.
+    """
+
+    def end(*_: object) -> None:
+        if not is_training:
+            os._exit(0)  # as torch's own handler; it takes another status for a failure
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def return_unchanged(batch: object) -> object:
