@@ -30,10 +30,11 @@ DOCUMENTED = {
 }
 
 # Underscored names that transformers documents for authors of models: Model structure rules, Attention Interface,
-# Tensor parallelism, Tracing model intermediate outputs, Backbones.
+# Tensor parallelism, Tracing model intermediate outputs, Backbones; the fields that PreTrainedModel explains to them.
 HOOKS = {
     *("_auto_class", "_attn_implementation", "_can_compile_fullgraph", "_can_record_outputs", "_init_weights"),
-    *("_input_embed_layer", "_keys_to_ignore_on_load_unexpected", "_no_split_modules", "_out_features"),
+    *("_input_embed_layer", "_keep_in_fp32_modules_strict", "_keys_to_ignore_on_load_unexpected"),
+    *("_no_split_modules", "_out_features"),
     *("_out_indices", "_supports_attention_backend", "_supports_flash_attn", "_supports_flex_attn"),
     *("_supports_sdpa", "_tp_plan"),
 }
