@@ -58,7 +58,7 @@ class GraphForImageClassification(nn.Module):
             with make_scratch_folder("processor") as folder:  # transformers finds the class by a file
                 (folder / "preprocessor_config.json").write_text(self.graph.about["processor"], encoding="utf-8")
                 self.processor: Any = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
-            self.thresholds: dict[str, Any] = json.loads(self.graph.about.get("thresholds", "{}"))
+            self.thresholds: dict[str, Any] = dict(json.loads(self.graph.about.get("thresholds", "{}")))
             self.takes: str = self.graph.about.get("takes", PIXEL_VALUES)
             digest = bytes.fromhex(runtime.sha256(file))
         except KeyError as error:
