@@ -237,8 +237,9 @@ class HfViTTrainer(Trainer):
         drops_last = self.args.dataloader_drop_last
         self.args.dataloader_drop_last = False
         try:
-            loader = super().get_eval_dataloader(eval_dataset)
-            loader.worker_init_fn = partial(ignore_sigterm_during, self._is_training)
+            loader: Any = super().get_eval_dataloader(eval_dataset)
+            inner = getattr(loader, "base_dataloader", loader)  # which starts the workers of accelerate's loader
+            inner.worker_init_fn = partial(ignore_sigterm_during, self._is_training)
             return loader
         finally:
             self.args.dataloader_drop_last = drops_last
