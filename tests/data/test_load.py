@@ -324,6 +324,19 @@ def test_hub_data_sets_come_through_datasets(folder, monkeypatch, streaming):
     ]
 
 
+def test_a_stream_of_the_hub_is_not_read_for_its_column_split(folder, monkeypatch):
+    table = make_table(folder, names=NAMES).add_column("split", ["train", "test"] * 20)
+    rows = []
+    read = table.to_iterable_dataset().map(lambda row: rows.append(1) or row, features=table.features)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: {"train": read})
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.dataset_info", lambda self, name, timeout: type("Info", (), {"sha": "abc"})
+    )
+    data = load_data("someone/pets", streaming=True)
+    assert len(rows) <= 40  # to see whether there are labels
+    assert "the column 'split' of 'someone/pets' divides no stream; leave --streaming out to divide by it" in data.notes
+
+
 @EITHER
 def test_a_test_split_without_labels_is_left_out(folder, tmp_path, streaming):
     table = make_table(folder, names=NAMES)

@@ -569,7 +569,12 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
         hint = "" if configuration else f" (to choose a configuration, write {repo}:CONFIGURATION)"
         raise UserError(f"{problem}: {_shorten(cause)}{hint}") from error
     splits, notes = _rename_splits(raw_splits, source.name)
-    return RawTables(_divide(splits), notes=notes, revision=commit)
+    table, *others = splits.values()
+    if not streaming:
+        splits = _divide(splits)
+    elif not others and "split" in (table.features or ()):  # reading it downloads all images
+        notes.append(f"the column 'split' of '{source.name}' divides no stream; leave --streaming out to divide by it")
+    return RawTables(splits, notes=notes, revision=commit)
 
 
 def _rename_splits(raw_splits: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
