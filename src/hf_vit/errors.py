@@ -41,6 +41,10 @@ def to_one_line(value: object) -> str:
     )
 
 
+class UnlabeledError(UserError):
+    """The data lack the labels that are asked for."""
+
+
 class DivergedError(UserError):
     """Training diverged: the loss is not a finite number."""
 

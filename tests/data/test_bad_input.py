@@ -16,7 +16,7 @@ from data.conftest import encoded, everything, make_folder, make_table, make_tar
 from datasets import Dataset
 from PIL import Image
 
-from hf_vit.data import check_images, load_data
+from hf_vit.data import check_images, load_data, load_images
 from hf_vit.errors import UserError
 
 NAMES = ["cat", "dog", "owl"]
@@ -300,6 +300,13 @@ def test_files_that_stand_for_images_and_images_too_large_are_called_so(folder, 
     refuses(folder, r"image '.*owl/000.png' is a Git LFS pointer .* git lfs pull")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
     refuses(folder, r"image '.*' is larger than the limit for decoding \(.*120 pixels.*\); cut it into smaller images")
+
+
+def test_images_without_classes_are_checked_in_every_split(tmp_path):
+    folders(tmp_path, "train", "val")
+    next((tmp_path / "val" / "b").iterdir()).write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"image '.*b/.*png' "):
+        load_images(str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "tar"])

@@ -35,7 +35,7 @@ from hf_vit.data.sources import DataSource, list_unlabeled_images, resolve_sourc
 from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, list_missing_splits
 from hf_vit.data.tables import ImageTables, find_target, infer_target, note_missing_classes, read_dense
 from hf_vit.display import format_count
-from hf_vit.errors import UserError
+from hf_vit.errors import UnlabeledError, UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -251,11 +251,9 @@ def load_images(source: str | os.PathLike[str] | ImageData, **options: Any) -> I
 
     try:
         return load_data(source, **options)
-    except UserError:
-        if isinstance(source, ImageData) or options.get("streaming"):
-            raise
-        name, paths = list_unlabeled_images(os.fspath(source))
-        if not paths:
+    except UnlabeledError:
+        name, paths = list_unlabeled_images(str(source))
+        if options.get("streaming") or not paths:
             raise
     table = make_image_table(paths).add_column(
         "label", cast(Any, np.zeros(len(paths), np.int64)), feature=ClassLabel(names=["image"])
@@ -417,7 +415,7 @@ def _make_label_map(name: str, raw: RawTables, values: list[Any]) -> LabelMap:
     names = raw.label_names
     labels = LabelMap.from_values(values, name) if names is None else LabelMap.from_names(names)
     if len({labels.numbers.get(value) for value in flatten_labels(values)} - {None}) < 2:
-        raise UserError(
+        raise UnlabeledError(
             f"all images of '{name}' have the class {labels.names[0]}, but a classifier needs at least two "
             "classes; add images of another class"
         )

@@ -20,7 +20,7 @@ from hf_vit.data.idx import group_idx_files, is_mapping_name, list_companions, p
 from hf_vit.data.labels import normalize_name
 from hf_vit.data.splits import split_name
 from hf_vit.display import format_count
-from hf_vit.errors import UserError
+from hf_vit.errors import UnlabeledError, UserError
 from hf_vit.repositories.stores import is_folder, is_store_url, match_objects, read_sizes, to_path
 
 Kind = Literal["builtin", "folder", "list", "parquet", "webdataset", "idx", "hub", "masks", "coco"]
@@ -319,7 +319,7 @@ def _group_by_class(
     if not names:
         loose = [parts for parts in images if len(parts) == depth + 1]
         contents = f"images such as '{loose[0][-1]}' but no class folders" if loose else "no class folders"
-        raise UserError(
+        raise UnlabeledError(
             f"'{folder_name}' holds {contents}; put the images of every class into a folder with the class's name"
         )
     empty = sorted(set(names) - {parts[depth] for parts in images_of_classes})

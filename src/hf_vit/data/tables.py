@@ -18,7 +18,7 @@ from hf_vit.data.labels import normalize_label, normalize_name, summarize_names
 from hf_vit.data.reading import NamedColumns, RawTables, encode_images, make_image_table, refuse_foreign_images
 from hf_vit.data.sources import DataSource
 from hf_vit.data.splits import SPLITS, split_name
-from hf_vit.errors import UserError
+from hf_vit.errors import UnlabeledError, UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -305,7 +305,7 @@ def find_target(source: DataSource, target: Target | None) -> Target | None:
         available: Target = "mask" if source.kind == "masks" else "objects"
         if target not in (None, available):
             layout = "images and masks" if available == "mask" else "COCO"
-            raise UserError(
+            raise UnlabeledError(
                 f"'{source.name}' is a folder for {_TASKS[available]} ({layout}), not for {_TASKS[target]}; choose "
                 f"--task {_TASKS[available]}, or give other data"
             )
