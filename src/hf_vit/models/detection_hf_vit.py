@@ -251,7 +251,7 @@ class HfDetrMixin(HfDenseMixin):
 
 def _compute_in_dtype_of_weights(head: nn.Module, inputs: Any, boxes: torch.Tensor) -> torch.Tensor:
     """Compute boxes again where autocast rounded them; bfloat16 has steps of 1/256 of the image."""
-    dtype = next(head.parameters()).dtype
+    dtype = next(layer for layer in head.modules() if isinstance(layer, nn.Linear)).weight.dtype
     if boxes.dtype == dtype:
         return boxes
     with torch.autocast(boxes.device.type, enabled=False):
