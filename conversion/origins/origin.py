@@ -365,9 +365,7 @@ class Origin:
 
 
 def find_heads(width: int, exceptions: Mapping[int, int] = HEADS_OF_WIDTH) -> dict[str, int]:
-    """Return the field for the number of heads: 64 wide, except for widths in `exceptions` (width -> heads); {} if
-    unknown.
-    """
+    """Return the field for the number of heads, which are 64 wide unless `exceptions` has the width; {} if unknown."""
     heads = exceptions.get(width, width // 64 if width % 64 == 0 else None)
     return {} if heads is None else {"num_attention_heads": heads}
 

@@ -204,9 +204,7 @@ def note_limited_evaluation(run: Run) -> list[str]:
 
 
 def note_short_training(run: Run) -> list[str]:
-    """Return notes if a training is shorter than its warm-up or its average of the weights needs, as a paper's recipe
-    is on less data.
-    """
+    """Return notes if a training is too short for its warm-up or its average of weights, as a paper's on less data."""
     steps, recipe = run.steps, run.recipe
     notes: list[str] = []
     if recipe.warmup > steps:
