@@ -78,6 +78,8 @@ def test_license_of_the_models_is_the_page_s(hub: Loopback, xet_client: Client, 
     without = xet_client.attempt("hub.jobs:command", arguments=["push", str(page), "my-page", "--space"])
     assert (without.code, without.err.count("\n")) == (1, 1)
     assert "the model's license is unknown" in without.err
+    with pytest.raises(UserError, match="'Apache 2' is not a license id of the Hub; give one"):
+        push_to_hub(page, REPO, space=True, license="Apache 2")
 
 
 def test_what_follows_a_first_push(hub: Loopback, xet_client: Client, page: Path) -> None:

@@ -26,6 +26,7 @@ from hf_vit.errors import UserError
 from hf_vit.hub.card import is_rendered, render_card
 from hf_vit.hub.card_metadata import (
     NO_LICENSE,
+    check_license,
     find_metadata_errors,
     load_facts,
     read_license,
@@ -310,6 +311,7 @@ def _make_page_card(folder: Path, license: str | None, remedy: str) -> bytes:
     if card.data.get("sdk") != "static":
         raise UserError(f"{CARD_NAME} of {folder} is not the card of a static Space (sdk: static); {remedy}")
     if license is not None:
+        check_license(license)
         card.data.license = license  # pyright: ignore[reportAttributeAccessIssue]
     if card.data.get("license") is None:
         raise UserError(NO_LICENSE)
