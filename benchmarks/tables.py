@@ -563,8 +563,7 @@ ROWS = {
     "embed_throughput": (
         "images | runner | ms an image | times the model's speed | CPU ms | by CPU time",
         "stored | runner | wall_ms | share_of_model_wall | cpu_ms | share_of_model_cpu",
-        "S/16, two processes of one thread; decoded images of 224 px, JPEG of 512 px. Measured before the start was "
-        "left out: it includes a part of the start of Ray's readers.",
+        "S/16, two processes of one thread; decoded images of 224 px, JPEG of 512 px.",
     ),
 }
 TABLES |= {{"page": "page_waits"}.get(name, name): make_row_table(name, *texts) for name, texts in ROWS.items()}

@@ -128,12 +128,12 @@ def interrupt():
 
 @pytest.fixture
 def stop_at(monkeypatch):
-    """Act before a step of training or evaluation, which is counted from 1, once."""
+    """Act before a training step, which is counted from 1, once."""
 
-    def arm(number, act=interrupt, name="training_step"):
+    def arm(number, act=interrupt):
         from hf_vit.training import HfViTTrainer
 
-        step, calls = getattr(HfViTTrainer, name), []
+        step, calls = HfViTTrainer.training_step, []
 
         def acting(self, *args, **kwargs):
             calls.append(1)
@@ -141,7 +141,7 @@ def stop_at(monkeypatch):
                 act()
             return step(self, *args, **kwargs)
 
-        monkeypatch.setattr(HfViTTrainer, name, acting)
+        monkeypatch.setattr(HfViTTrainer, "training_step", acting)
 
     return arm
 

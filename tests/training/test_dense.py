@@ -134,7 +134,7 @@ def test_detectors_run_in_replicas(head: str) -> None:
     model, _ = build("plain", head)
     pixel_values = make_model_inputs(model.eval(), batch_for(head))["pixel_values"]
     with torch.no_grad():
-        boxes = replica_of(model, dict(model.named_parameters()))(pixel_values).pred_boxes
+        boxes = replica_of(model, dict(model.named_parameters(remove_duplicate=False)))(pixel_values).pred_boxes
         assert torch.equal(boxes, model(pixel_values).pred_boxes)
 
 

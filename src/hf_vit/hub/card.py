@@ -23,7 +23,11 @@ _JOULES_PER_KWH = 3.6e6
 
 
 def write_card(
-    folder: str | os.PathLike[str], *, repo_id: str | None = None, license: str | None = None, share_images: bool = False
+    folder: str | os.PathLike[str],
+    *,
+    repo_id: str | None = None,
+    license: str | None = None,
+    share_images: bool = False,
 ) -> Path:
     """Render the card and write it to `folder/README.md`, replacing an existing file; see `render_card`."""
     path = Path(folder) / CARD_NAME
