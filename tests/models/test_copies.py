@@ -5,9 +5,12 @@ import pickle
 
 import pytest
 import torch
+from dense_heads import batch_for, build
 from models.families import OTHERS, Family, tensors_of
 from torch import nn
 from transformers.initialization import no_init_weights
+
+from hf_vit.training.tasks.dense import make_model_inputs
 
 # Every kind of table, of pooling and of stem.
 pytestmark = pytest.mark.choices(
@@ -64,6 +67,15 @@ def test_replicas_of_other_networks(name: str):
     model = OTHERS[name].build("classification")
     images = OTHERS[name].images(model.config)
     assert_same(replica_of(model, dict(model.named_parameters()))(images), model(images))
+
+
+@pytest.mark.parametrize("head", ["detr", "deformable-detr"])
+@torch.no_grad()
+def test_replicas_of_detectors(head: str):
+    model, _ = build("plain", head)
+    pixel_values = make_model_inputs(model.eval(), batch_for(head))["pixel_values"]
+    boxes = replica_of(model, dict(model.named_parameters(remove_duplicate=False)))(pixel_values).pred_boxes
+    assert torch.equal(boxes, model(pixel_values).pred_boxes)
 
 
 def replica_of(model: nn.Module, parameters: dict[str, nn.Parameter]) -> nn.Module:

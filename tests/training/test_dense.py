@@ -12,7 +12,6 @@ import torch
 import transformers
 from dense_heads import CASES, FAMILIES, ONE_STRIDE, SIDE, SMALL, UNREAD, VIT, backbone_of, batch_for, build
 from huggingface_hub.errors import StrictDataclassError
-from models.test_copies import replica_of
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
@@ -127,15 +126,6 @@ def test_boxes_of_queries_are_not_rounded_to_bfloat16(head: str) -> None:
         boxes = model.train()(**make_model_inputs(model, batch_for(head))).pred_boxes
     assert boxes.dtype == torch.float32
     assert not torch.equal(boxes, boxes.bfloat16().float())
-
-
-@pytest.mark.parametrize("head", ["detr", "deformable-detr"])
-def test_detectors_run_in_replicas(head: str) -> None:
-    model, _ = build("plain", head)
-    pixel_values = make_model_inputs(model.eval(), batch_for(head))["pixel_values"]
-    with torch.no_grad():
-        boxes = replica_of(model, dict(model.named_parameters(remove_duplicate=False)))(pixel_values).pred_boxes
-        assert torch.equal(boxes, model(pixel_values).pred_boxes)
 
 
 @pytest.mark.parametrize("head", ["linear", "detr"])
