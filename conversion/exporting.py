@@ -127,8 +127,8 @@ def export(
         if calibrate is not None:
             size = as_pair(loaded.config.image_size)
             calibration = Calibration.load(calibrate, processor, size, input_form, agreement or AGREEMENT)
-        measured = source.folder if get_problem_type(loaded) == "multi_label_classification" else None
-        thresholds = {} if measured is None else Facts.load(measured).find_thresholds()
+        facts_folder = source.folder if get_problem_type(loaded) == "multi_label_classification" else None
+        thresholds = {} if facts_folder is None else Facts.load(facts_folder).find_thresholds()
         with deliver_folder(output_folder, force) as folder:
             graph_form = input_form, mode, calibration, opset, thresholds
             outgoing = OutgoingModel(loaded, processor, arrays, folder, static, spelling or SPELLINGS[0], *graph_form)

@@ -638,7 +638,7 @@ def _find_need(field: Field[Any], types: tuple[Any, ...], value: Any) -> str:
     for name, (words, is_within) in _LIMITS.items():
         limit = field.metadata[name]
         if limit is not None and not is_within(number, limit):
-            return f"{words} {limit}"
+            return f"{words} {limit:.12g}"
     return ""
 
 

@@ -19,7 +19,6 @@ The same model, images and settings give the same bytes, as the file holds no da
 (`StagesDocument`), its curves in OUTPUT/stages_NAME.png, and OUTPUT/report.html.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -450,13 +449,11 @@ def _describe_inputs(context: Context, analysis: type[Analysis]) -> AnalysisInpu
     """Return the inputs that a result of this analysis depends on."""
     second_model = context.against if analysis.second_input == "against" else None
     conflicts = context.cue_conflicts if analysis.second_input == "cue_conflicts" else None
-    processor = context.loaded.processor
-    fields = processor.to_json_string().encode() if hasattr(processor, "to_json_string") else None
     return AnalysisInputs(
         model=ModelInput(**context.loaded.describe()),
         images=ImagesInput.model_validate(context.images, from_attributes=True),
         settings=asdict(context.settings),
-        processor=None if fields is None else hashlib.sha256(fields).hexdigest()[:16],
+        processor=context.loaded.processor_fingerprint,
         against=None if second_model is None else ModelInput(**second_model.describe()),
         cue_conflicts=None if conflicts is None else ImagesInput.model_validate(conflicts.images, from_attributes=True),
     )

@@ -376,7 +376,7 @@ def transform_split(
         return AnnotatedImages(cast("Dataset", dataset), transform, cache_bytes)
     if hasattr(dataset, "__len__"):
         return TransformedImages(cast("Dataset", dataset), transform, cache_bytes, data.seen.get(split, ()))
-    buffer = shuffle_buffer if isinstance(transform, TrainTransform) or transform.mixable else 0  # views are mixable
+    buffer = shuffle_buffer if isinstance(transform, TrainTransform) or transform.mixable else 0  # as two views are
     stream, reader = data.readers.get(split, (cast("IterableDataset", dataset), None))
     return TransformedStream(stream, transform, buffer, seed, reader)
 

@@ -112,8 +112,8 @@ def _fill_split(split: str, assignment: dict[str, str], classes: Sequence[Sequen
     if single:
         assignment.update(dict.fromkeys(single, split))
         return len(single)
-    needed = {contents[0] for contents in in_train if len(contents) == 1}  # the last training images of a class
-    several = [digest for contents in in_train for digest in contents if digest not in needed]
+    last_images = {contents[0] for contents in in_train if len(contents) == 1}  # of a class in training
+    several = [digest for contents in in_train for digest in contents if digest not in last_images]
     if not several:
         raise UserError(
             f"too few images to cut {split} from the training images: each is the only one of a class there; "

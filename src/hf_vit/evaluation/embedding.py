@@ -527,13 +527,13 @@ def _make_manifest(loaded: "LoadedModel", images: "ImageData", splits: list[str]
     order = [scan.digest for split in splits for scan in images.seen.get(split, ())]
     manifest: dict[str, Any] = {
         "model": loaded.describe(),
-        "processor": loaded.processor.to_dict() if hasattr(loaded.processor, "to_dict") else None,
+        "processor": loaded.processor_fingerprint,
         "data": {"name": images.name, "fingerprint": images.fingerprint, "splits": splits},
         "settings": {**options, "streaming": bool(images.readers)},
         # The fingerprint of a table does not cover the order, by which rows are divided among the files.
         "order": hashlib.sha256("\n".join(order).encode()).hexdigest()[:16],
     }
-    return cast(dict[str, Any], redact_values(json.loads(json.dumps(manifest, default=str))))
+    return cast(dict[str, Any], redact_values(json.loads(json.dumps(manifest))))
 
 
 def _read_manifest(folder: "OutputFolder") -> dict[str, Any]:

@@ -238,10 +238,10 @@ def _describe_emissions(training: Record) -> dict[str, Any] | None:
     energy: Any = training.values.get("energy")
     if not isinstance(energy, dict) or not isinstance(energy.get("grams_co2"), float | int):
         return None
-    stated = f"{energy.get('stated_watts')} W x {energy.get('stated_grams_co2_per_kwh')} g/kWh"
+    factors = f"{energy.get('stated_watts')} W x {energy.get('stated_grams_co2_per_kwh')} g/kWh"
     metadata: dict[str, Any] = {
         "emissions": energy["grams_co2"],
-        "source": f"{training.seconds:g} s measured by hf-vit x {stated}, which the author states",
+        "source": f"{training.seconds:g} s measured by hf-vit x {factors}, which the author states",
         "training_type": "fine-tuning" if training.values.get("base_model") else "pre-training",
     }
     if training.hardware.get("name"):

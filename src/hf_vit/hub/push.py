@@ -499,11 +499,11 @@ class Push:
                 f"the {len(texts)} text files ({sum(file.size for file in texts):,} bytes together, most of them in "
                 f"{texts[0].path}) are more than the Hub accepts in one commit; make {texts[0].path} smaller"
             )
-        stored = [file for file in by_size if not file.is_text]
-        named = [file for file in stored if file.sha256 in str(error)]
-        if find_status(error) != 413 and not (named and "too large" in str(error).lower()):
+        stored_files = [file for file in by_size if not file.is_text]
+        named_files = [file for file in stored_files if file.sha256 in str(error)]
+        if find_status(error) != 413 and not (named_files and "too large" in str(error).lower()):
             return None
-        largest = (named or stored)[0]
+        largest = (named_files or stored_files)[0]
         return f"{largest.path} ({largest.size:,} bytes) is larger than the Hub accepts; lower --max-shard-size"
 
     def _describe_state(self) -> str:

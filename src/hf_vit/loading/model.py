@@ -207,6 +207,13 @@ class LoadedModel:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
 
+    @property
+    def processor_fingerprint(self) -> str | None:
+        """16 hexadecimal digits of a hash over the fields of the image processor; None if it has none."""
+        if not hasattr(self.processor, "to_json_string"):
+            return None
+        return hashlib.sha256(self.processor.to_json_string().encode()).hexdigest()[:16]
+
     def describe(self) -> dict[str, str]:
         """Return name, kind and fingerprint for records, and the source format of a converted checkpoint."""
         kind = getattr(getattr(self.model, "config", None), "model_type", None) or type(self.model).__name__

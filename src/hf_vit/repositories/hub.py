@@ -201,12 +201,12 @@ def describe_token(explicit: bool) -> str:
     """Return a description of the token in use and where it comes from."""
     if explicit:
         return "the given token"
-    stored = constants.HF_TOKEN_PATH if Path(constants.HF_TOKEN_PATH).is_file() else None
+    token_file = constants.HF_TOKEN_PATH if Path(constants.HF_TOKEN_PATH).is_file() else None
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if os.environ.get(name):
-            override = f", which overrides the one that `hf auth login` stored in {stored}" if stored else ""
+            override = f", which overrides the one that `hf auth login` stored in {token_file}" if token_file else ""
             return f"the token of the environment variable {name}{override}"
-    return f"the token in {stored}" if stored else "the token of this environment"
+    return f"the token in {token_file}" if token_file else "the token of this environment"
 
 
 def explain_hub_error(

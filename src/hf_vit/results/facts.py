@@ -123,8 +123,8 @@ class Facts(BaseModel):
 
     def find_thresholds(self) -> dict[str, Any]:
         """Return the last recorded threshold of every class of a multi-label model; not all data have all classes."""
-        measured = (record.values.get("thresholds") for record in self.records)  # a list for other protocols
-        return {name: value for part in measured if isinstance(part, dict) for name, value in part.items()}
+        thresholds = (record.values.get("thresholds") for record in self.records)  # a list for other protocols
+        return {name: value for part in thresholds if isinstance(part, dict) for name, value in part.items()}
 
     def list_origins(self) -> list[Record]:
         """Return the records of how the weights were made (training and conversion), oldest first."""
