@@ -13,13 +13,14 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from hf_vit.data.fingerprints import hash_content, hash_text
+from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import ImageScan, decode_image
 from hf_vit.errors import UserError
 
@@ -31,15 +32,6 @@ if TYPE_CHECKING:
 SPLIT_NUMBERS = {"train": 1, "validation": 2, "test": 3}
 # Limit of a table in memory, in bytes; Arrow's offsets end at twice that.
 _LARGEST_TABLE = 1 << 30
-
-
-@dataclass(frozen=True)
-class Builtin:
-    """The splits of a built-in data set, with the scans of their images; digests are of the original pixels."""
-
-    splits: "dict[str, Dataset]"
-    label_names: list[str]
-    seen: dict[str, list[ImageScan]]
 
 
 def make_table(
@@ -56,8 +48,7 @@ def make_table(
     columns = [pa.StructArray.from_arrays(image_fields, ["bytes", "path"]), pa.array(labels, pa.int64())]
     table = InMemoryTable(pa.table(columns, schema=features.arrow_schema))
     # Dataset.from_dict would encode, copy and hash every byte again: 20 s instead of 2 s for the photos at 384 px.
-    fingerprint = hashlib.sha256(repr(list(scans)).encode()).hexdigest()[:16]
-    return Dataset(table, info=DatasetInfo(features=features), fingerprint=fingerprint)
+    return Dataset(table, info=DatasetInfo(features=features), fingerprint=hash_text(repr(list(scans))))
 
 
 def encode_netpbm(pixels: bytes, size: tuple[int, int], mode: str = "RGB") -> bytes:
@@ -109,7 +100,7 @@ _DIGIT_PARTS = {"validation": 180, "test": 360}
 MAX_PHOTO_SIDE = 384
 
 
-def digits(image_size: tuple[int, int] | None = None) -> Builtin:
+def digits(image_size: tuple[int, int] | None = None) -> ImageData:
     """Return the 1,797 digits in stratified splits: 1,257 train, 180 validation, 360 test.
 
     With `image_size`, (height, width) px, the digits are resized bilinearly, as the image processor does.
@@ -126,7 +117,7 @@ def digits(image_size: tuple[int, int] | None = None) -> Builtin:
             _Row(f"digit-{row:04d}.pgm", pixels[row].tobytes(), Image.fromarray(pixels[row]), int(labels[row]))
             for row in rows.tolist()
         ]
-    return _build_tables(images, [str(digit) for digit in range(10)], image_size)
+    return _build_data("digits", images, [str(digit) for digit in range(10)], image_size)
 
 
 def _split_digits(labels: "NDArray[np.int64]") -> "dict[str, NDArray[np.int64]]":
@@ -146,7 +137,7 @@ def _split_digits(labels: "NDArray[np.int64]") -> "dict[str, NDArray[np.int64]]"
     return {"train": np.sort(np.concatenate(remaining)), **parts}
 
 
-def photos(image_size: tuple[int, int] | None = None) -> Builtin:
+def photos(image_size: tuple[int, int] | None = None) -> ImageData:
     """Return crops of eight color photographs from disjoint tiles: 800 train, 160 validation, 320 test.
 
     `image_size` is (height, width) px of the crops, at most 384 px a side; None keeps the original resolution (squares
@@ -165,7 +156,7 @@ def photos(image_size: tuple[int, int] | None = None) -> Builtin:
         for split, number, box in crop_boxes(frame or (0, 0, *photograph.size), seed=label):
             image_name = f"{name}-{split}-{number:03d}.ppm"
             images[split].append(_Row(image_name, f"{source} {box}".encode(), photograph.crop(box), label))
-    return _build_tables(images, [name for name, _, _ in PHOTOGRAPHS], image_size)
+    return _build_data("photos", images, [name for name, _, _ in PHOTOGRAPHS], image_size)
 
 
 class _Row(NamedTuple):
@@ -177,9 +168,9 @@ class _Row(NamedTuple):
     label: int
 
 
-def _build_tables(
-    images_by_split: Mapping[str, list[_Row]], names: list[str], image_size: tuple[int, int] | None
-) -> Builtin:
+def _build_data(
+    name: str, images_by_split: Mapping[str, list[_Row]], label_names: list[str], image_size: tuple[int, int] | None
+) -> ImageData:
     """Build the tables of all splits; with `image_size`, (height, width) px, the pictures are resized."""
     splits: dict[str, Dataset] = {}
     scans: dict[str, list[ImageScan]] = {}
@@ -192,8 +183,8 @@ def _build_tables(
             for row, image in zip(rows, images, strict=True)
         ]
         files = [encode_netpbm(image.tobytes(), image.size, image.mode) for image in images]
-        splits[split] = make_table(files, scans[split], [row.label for row in rows], names)
-    return Builtin(splits, names, scans)
+        splits[split] = make_table(files, scans[split], [row.label for row in rows], label_names)
+    return ImageData(name, hash_content(splits, scans, label_names), splits, label_names, seen=scans)
 
 
 def crop_boxes(frame: tuple[int, int, int, int], seed: int) -> Iterator[tuple[str, int, tuple[int, int, int, int]]]:

@@ -26,6 +26,11 @@ HASHED_BYTES = 1 << 30
 _MAX_NAMED = 3  # changed files in a message
 
 
+def hash_text(text: str) -> str:
+    """Return the first 16 hexadecimal digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def hash_content(
     splits: "Mapping[str, Dataset]", scans: Mapping[str, Sequence[ImageScan]], label_names: Sequence[str]
 ) -> str:
@@ -36,7 +41,7 @@ def hash_content(
             lines.extend(f"{split}\tclass {number}\t{name}" for number, name in enumerate(label_names))
         labels = describe_labels(table, scans[split], label_names)
         lines.extend(f"{split}\t{label}\t{scan.digest}" for label, scan in zip(labels, scans[split], strict=True))
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+    return hash_text("\n".join(sorted(lines)))
 
 
 def describe_labels(table: "Dataset", scans: Sequence[ImageScan], label_names: Sequence[str]) -> list[str]:
@@ -89,7 +94,7 @@ def refuse_changed(name: str, digest: str, expected: "np.uint64") -> None:
 def hash_states(states: Mapping[str, str]) -> str:
     """Hash names and states of files, see `list_file_states`, to 16 hexadecimal digits."""
     lines = sorted(f"{name}\t{state}" for name, texts in states.items() for state in texts.split())
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return hash_text("\n".join(lines))
 
 
 def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_vit.data.augmentation import draw_uniforms, make_random_keys
-from hf_vit.data.builtin import SPLIT_NUMBERS, Builtin, encode_netpbm, make_table, parse_numbers, refuse_large
+from hf_vit.data.builtin import SPLIT_NUMBERS, encode_netpbm, make_table, parse_numbers, refuse_large
+from hf_vit.data.fingerprints import hash_text
+from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import ImageScan
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ class Fractals:
                 digest = hashlib.sha256(f"fractal {self.seed}{self._jittered} {image_name}".encode()).hexdigest()
                 yield ImageScan(image_name, digest, size, size), label, encode_netpbm(image.tobytes(), (size, size))
 
-    def load(self, size: int) -> Builtin:
+    def load(self, size: int) -> ImageData:
         """Return all splits in memory with images of `size` px a side; raise UserError if they are too large."""
         remedy = "add --streaming, which creates images when they are needed, or ask for fewer images"
         refuse_large(self.name, self.count("train"), size, remedy)
@@ -126,7 +128,7 @@ class Fractals:
             scans[split] = [scan for scan, _, _ in rows]
             labels, files = [label for _, label, _ in rows], [file for _, _, file in rows]
             splits[split] = make_table(files, scans[split], labels, self.label_names)
-        return Builtin(splits, self.label_names, scans)
+        return ImageData(self.name, hash_text(self.name), splits, self.label_names, seen=scans)
 
     def stream(self, split: str, size: int) -> "IterableDataset":
         """Return a split as an undecoded stream, which creates images when they are read."""

@@ -1,6 +1,5 @@
 """`load_data`: load and check the data that a `--data` argument names."""
 
-import hashlib
 import logging
 import os
 from collections.abc import Collection, Sequence
@@ -13,7 +12,14 @@ import numpy as np
 
 from hf_vit.data.annotations import Target
 from hf_vit.data.builtin import SPLIT_NUMBERS, digits, photos
-from hf_vit.data.fingerprints import hash_content, hash_images, hash_states, list_file_states, note_duplicates
+from hf_vit.data.fingerprints import (
+    hash_content,
+    hash_images,
+    hash_states,
+    hash_text,
+    list_file_states,
+    note_duplicates,
+)
 from hf_vit.data.fractals import Fractals
 from hf_vit.data.image_data import ImageData, get_tables, make_streams
 from hf_vit.data.images import ImageScan, ScanDepth, keep_good, note_dark_images, scan_images, shorten_path
@@ -33,7 +39,7 @@ from hf_vit.data.scan_memory import ScanMemory, note_recalled
 from hf_vit.data.scenes import Scenes
 from hf_vit.data.sources import DataSource, list_unlabeled_images, resolve_source
 from hf_vit.data.splits import SPLIT_SEED, SPLITS, cut_rows, list_missing_splits
-from hf_vit.data.tables import ImageTables, find_target, infer_target, note_missing_classes, read_dense
+from hf_vit.data.tables import ImageTables, extract_column, find_target, infer_target, note_missing_classes, read_dense
 from hf_vit.display import format_count
 from hf_vit.errors import UnlabeledError, UserError
 
@@ -190,7 +196,7 @@ class UnlabeledImages:
     @property
     def fingerprint(self) -> str:
         """Hash of the images' contents, 16 hexadecimal digits, independent of names and order."""
-        return hashlib.sha256("\n".join(sorted(image.digest for image in self.seen)).encode()).hexdigest()[:16]
+        return hash_text("\n".join(sorted(image.digest for image in self.seen)))
 
     def without(self, digests: Collection[str]) -> "UnlabeledImages":
         """Return the images whose SHA-256 is not among the digests."""
@@ -272,29 +278,22 @@ def _load_builtin(name: str, image_size: tuple[int, int] | None, streaming: bool
     kind = name.partition(":")[0]
     default_size = None if image_size is None else max(image_size)
     if kind == "scenes":
-        scenes, goal = Scenes.parse(name), target or "objects"
+        scenes = Scenes.parse(name)
         if streaming:
             raise UserError(f"'{scenes.name}' cannot be read as a stream; leave --streaming out")
-        builtin = scenes.load(scenes.size or default_size or 64, goal)
-        fingerprint = _hash_text(f"{scenes.name} {goal}")
-        return ImageData(scenes.name, fingerprint, builtin.splits, builtin.label_names, seen=builtin.seen, target=goal)
+        return scenes.load(scenes.size or default_size or 64, target or "objects")
     if target not in ("label", None):
         raise UserError(f"'{name}' has neither masks nor objects; give 'scenes', or other data with annotations")
     if kind == "fractals":
         fractals = Fractals.parse(name)
         size = fractals.size or default_size or 32
-        fingerprint = _hash_text(fractals.name)
-        if streaming:
-            sizes = {split: fractals.count(split) for split in SPLIT_NUMBERS}
-            data = ImageData(fractals.name, fingerprint, {}, fractals.label_names, sizes=sizes)
-            return _set_readers(data, {split: fractals.stream(split, size) for split in sizes})
-        builtin = fractals.load(size)
-        return ImageData(fractals.name, fingerprint, builtin.splits, builtin.label_names, seen=builtin.seen)
-    builtin = (digits if name == "digits" else photos)(image_size)
-    fingerprint = hash_content(builtin.splits, builtin.seen, builtin.label_names)
-    scans = {} if streaming else builtin.seen
-    data = ImageData(name, fingerprint, builtin.splits, builtin.label_names, seen=scans)
-    return _shuffle_streams(data, False) if streaming else data
+        if not streaming:
+            return fractals.load(size)
+        sizes = {split: fractals.count(split) for split in SPLIT_NUMBERS}
+        data = ImageData(fractals.name, hash_text(fractals.name), {}, fractals.label_names, sizes=sizes)
+        return _set_readers(data, {split: fractals.stream(split, size) for split in sizes})
+    data = (digits if name == "digits" else photos)(image_size)
+    return _shuffle_streams(replace(data, seen={}), False) if streaming else data
 
 
 def _load_tables(
@@ -394,11 +393,9 @@ def _number_labels(name: str, raw: RawTables) -> ImageTables:
     images: dict[str, Dataset] = {}
     for split, values in labels.items():
         numbers = [classes.get_number(value, f"image {row} of split {split}") for row, value in enumerate(values)]
-        table = raw.splits[split].select_columns([columns.image])
-        if columns.image != "image":
-            table = table.rename_columns({columns.image: "image"})
         # An array, because `datasets` hashes a list one number at a time.
         number_column: Any = numbers if multi_label else np.asarray(numbers)
+        table = extract_column(raw.splits[split], columns.image, "image")
         images[split] = table.add_column("label", number_column, feature=List(kind) if multi_label else kind)
     return ImageTables(images, classes.names, [*raw.notes, *_note_hidden(name, hidden)], raw.revision, multi_label)
 
@@ -515,7 +512,7 @@ def _stream_files(source: DataSource, raw: RawTables, options: _Options) -> Imag
     files = list_file_states(source)
     fingerprint = hash_states(files)
     if source.kind == "hub":
-        fingerprint = _hash_text(f"{source.name} {read_hub_commit(source.name.partition(':')[0])}")
+        fingerprint = hash_text(f"{source.name} {read_hub_commit(source.name.partition(':')[0])}")
     data = ImageData(source.name, fingerprint, {}, labels.names, notes=notes, source=source, revision=raw.revision)
     data.files, data.cut = files, missing
     readers: dict[str, tuple[IterableDataset, StreamReader]] = {}
@@ -529,7 +526,3 @@ def _stream_files(source: DataSource, raw: RawTables, options: _Options) -> Imag
             f"about 10% of the training images are used for {' and for '.join(missing)} (by content hash)"
         )
     return make_streams(data, readers)
-
-
-def _hash_text(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -22,7 +22,9 @@ from PIL import Image
 
 from hf_vit.data.annotations import Annotation, Target, find_tight_box, summarize_mask, summarize_objects
 from hf_vit.data.augmentation import draw_uniforms, make_random_keys
-from hf_vit.data.builtin import SPLIT_NUMBERS, Builtin, cut_photographs, encode_netpbm, parse_numbers, refuse_large
+from hf_vit.data.builtin import SPLIT_NUMBERS, cut_photographs, encode_netpbm, parse_numbers, refuse_large
+from hf_vit.data.fingerprints import hash_text
+from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import ImageScan
 from hf_vit.errors import UserError
 
@@ -128,7 +130,7 @@ class Scenes:
                 break
         return Scene(image, instances, shapes)
 
-    def load(self, size: int, target: Target) -> Builtin:
+    def load(self, size: int, target: Target) -> ImageData:
         """Return all splits in memory with images of `size` px a side and the column "mask" or "objects"."""
         from datasets import Dataset, Features
         from datasets import Image as ImageFeature
@@ -156,7 +158,7 @@ class Scenes:
                 file = encode_netpbm(scene.image.tobytes(), (size, size))
                 rows.append({"image": {"bytes": file, "path": image_name}, **row})
             splits[split] = Dataset.from_list(rows, features=features)
-        return Builtin(splits, names, scans)
+        return ImageData(self.name, hash_text(f"{self.name} {target}"), splits, names, seen=scans, target=target)
 
 
 def _make_mask_row(scene: Scene) -> "tuple[dict[str, Any], Annotation]":

@@ -359,9 +359,9 @@ def _read_masks(opened: RawTables, name: str, selection: NamedColumns) -> MaskTa
 
     image, mask = _find_mask_columns(cast("Features", opened.features), name, selection)
     splits, notes = _select_annotated(opened, mask, name)
-    masks = {split: _extract_column(table, mask, "mask") for split, table in splits.items()}
+    masks = {split: extract_column(table, mask, "mask") for split, table in splits.items()}
     masks = {split: table.cast_column("mask", ClassMask()) for split, table in masks.items()}
-    images = {split: _extract_column(table, image, "image") for split, table in splits.items()}
+    images = {split: extract_column(table, image, "image") for split, table in splits.items()}
     return MaskTables(encode_images(images, "image", name, notes), None, notes, masks=masks)
 
 
@@ -379,7 +379,7 @@ def _read_objects(opened: RawTables, name: str, selection: NamedColumns) -> Obje
     names = getattr(fields["category"][1], "names", None)
     used_categories = _list_categories(raw, name)
     categories: list[Any] = used_categories if names is None else list(range(len(names)))
-    images = {split: _extract_column(table, image, "image") for split, table in splits.items()}
+    images = {split: extract_column(table, image, "image") for split, table in splits.items()}
     images = encode_images(images, "image", name, notes)
     numbers = {category: number for number, category in enumerate(categories)}
     label_names = normalize_label(list(map(str, names or categories)))
@@ -409,7 +409,8 @@ def _select_annotated(opened: RawTables, column: str, name: str) -> "tuple[dict[
     return splits, notes
 
 
-def _extract_column(table: "Dataset", column: str, name: str) -> "Dataset":
+def extract_column(table: "Dataset", column: str, name: str) -> "Dataset":
+    """Return a table with this column alone, under another name."""
     return table.select_columns([column]).rename_columns({} if column == name else {column: name})
 
 
