@@ -592,10 +592,15 @@ def test_labels_are_text_and_numbers_where_all_are(tmp_path, write, labels, name
 @pytest.mark.parametrize(("one", "other"), [("Cat", "cat"), ("1", "\uff11"), ("red fox", "red_fox")])
 def test_classes_whose_names_look_alike_are_told(tmp_path, one, other):
     rows = named_images(tmp_path / "d", [one, other, "b"])
-    data = load_data(str(write_csv(tmp_path / "d" / "l.csv", ("file_name", "label"), rows)))
-    assert data.label_names == sorted([one, other, "b"])
+    source = write_csv(tmp_path / "d" / "l.csv", ("file_name", "label"), rows)
+    stored = [{"bytes": (tmp_path / "d" / file).read_bytes(), "path": file} for file, _ in rows]
+    parquet = tmp_path / "d.parquet"
+    Dataset.from_dict({"image": stored, "label": [label for _, label in rows]}).to_parquet(parquet)
     first, second = sorted([one, other])
-    assert f"classes '{first}' and '{second}' look alike; use one name if they are the same class" in data.notes
+    note = f"classes '{first}' and '{second}' look alike; use one name if they are the same class"
+    for data in (load_data(source), load_data(source, streaming=True), load_data(parquet, streaming=True)):
+        assert data.label_names == sorted([one, other, "b"])
+        assert note in data.notes
 
 
 @pytest.mark.parametrize(

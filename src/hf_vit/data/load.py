@@ -508,13 +508,11 @@ def _stream_files(source: DataSource, raw: RawTables, options: _Options) -> Imag
     raw_splits = {split: stream for split, stream in raw.splits.items() if split not in hidden} or raw.splits
     skip = options.skip_bad_images
     missing = tuple(list_missing_splits(list(raw_splits)))
-    notes = [*source.notes, *raw.notes, *_note_hidden(source.name, hidden)]
-    files = list_file_states(source)
-    fingerprint = hash_states(files)
+    tables = ImageTables({}, labels.names, [*raw.notes, *_note_hidden(source.name, hidden)], raw.revision)
+    data = _make_data(source, tables, files=list_file_states(source))
+    data.cut, data.fingerprint = missing, hash_states(data.files)
     if source.kind == "hub":
-        fingerprint = hash_text(f"{source.name} {read_hub_commit(source.name.partition(':')[0])}")
-    data = ImageData(source.name, fingerprint, {}, labels.names, notes=notes, source=source, revision=raw.revision)
-    data.files, data.cut = files, missing
+        data.fingerprint = hash_text(f"{source.name} {read_hub_commit(source.name.partition(':')[0])}")
     readers: dict[str, tuple[IterableDataset, StreamReader]] = {}
     for split in (name for name in SPLITS if name in raw_splits or name in missing):
         is_cut = bool(missing) and (split == "train" or split in missing)  # and read from the training stream
