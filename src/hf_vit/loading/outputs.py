@@ -5,7 +5,7 @@ Legend: B batch, C channels, H x W px (height, width), N tokens, D hidden size, 
 
 import re
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -57,13 +57,10 @@ def watch_layers(model: nn.Module, receive: Callable[[str, torch.Tensor], None])
 
         return hook
 
-    handles = [module.register_forward_hook(make_hook(name)) for name, module in find_layers(model).items()]
-    try:
-        with run_hooks(model):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as handles, run_hooks(model):
+        for name, module in find_layers(model).items():
+            handles.enter_context(module.register_forward_hook(make_hook(name)))
+        yield
 
 
 def get_layer_tensor(output: object) -> torch.Tensor | None:
@@ -126,13 +123,11 @@ def _record_head_input(model: nn.Module, encoder: nn.Module, pixel_values: torch
     def record_input(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
         inputs.append(arguments[0])
 
-    handles = [head.register_forward_pre_hook(record_input) for head in model.children() if head is not encoder]
-    try:
-        with run_hooks(model):
-            call_model(model, pixel_values)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as handles, run_hooks(model):
+        for head in model.children():
+            if head is not encoder:
+                handles.enter_context(head.register_forward_pre_hook(record_input))
+        call_model(model, pixel_values)
     if not inputs:
         raise UserError(
             f"{type(model).__name__} has no module after its encoder, so its features cannot be read; give "
