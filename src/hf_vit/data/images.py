@@ -367,6 +367,16 @@ def scan_images(
     total = len(undecoded_table)
     scans: list[ImageScan] = []
     used = 0
+
+    def scan_rows(rows: Sequence[Any], start: int, kept_bytes: int, part: range) -> list[ImageScan]:
+        """Scan a part of the rows, which begin at row `start` of the table; keep pixels of at most `kept_bytes`."""
+        part_scans: list[ImageScan] = []
+        for index in part:
+            stored, default_name = rows[index] or {}, f"{split} image {start + index}"
+            recalled_scan = recall(start + index, stored, default_name, kept_bytes) if recall else None
+            part_scans.append(recalled_scan or _scan_stored(stored, default_name, depth, kept_bytes))
+        return part_scans
+
     # Of photographs in the table each is read by itself, as many of them would fill the memory.
     is_large = undecoded_table.data.nbytes > _LARGE * total
     bar = make_progress_bar(f"Checking {split} images", is_hidden=total < PROGRESS_FROM)
@@ -378,7 +388,7 @@ def scan_images(
             parts = [range(first, min(len(rows), first + _PER_THREAD)) for first in range(0, len(rows), _PER_THREAD)]
             # The pixels of a few photographs fill the memory before the mean of all images shows that they do not fit.
             largest = _KEPT_OF_MEAN * kept_bytes // total
-            scan_part = partial(_scan_rows, rows, f"{split} image", start, depth, largest, recall)
+            scan_part = partial(scan_rows, rows, start, largest)
             first, is_alone = _scan_first(scan_part, parts[0])
             others = map(scan_part, parts[1:]) if is_alone else pool.map(scan_part, parts[1:])
             for row, scan in enumerate(chain(first, chain.from_iterable(others)), start=start):
@@ -399,25 +409,6 @@ def _scan_first(scan_part: Callable[[range], list[ImageScan]], part: range) -> t
     scans = scan_part(part)
     is_waiting = time.perf_counter() - wall > _WAITING * (time.thread_time() - busy)
     return scans, not is_waiting and sum(scan.height * scan.width for scan in scans) < _ALONE_PIXELS * len(scans)
-
-
-def _scan_rows(
-    rows: Sequence[Any],
-    name: str,
-    start: int,
-    depth: ScanDepth,
-    kept_bytes: int,
-    recall: Callable[[int, Mapping[str, Any], str, int], ImageScan | None] | None,
-    part: range,
-) -> list[ImageScan]:
-    """Scan a part of the rows, the first of which is row `start` of its table; keep pixels of at most `kept_bytes`."""
-    scans: list[ImageScan] = []
-    for index in part:
-        stored = rows[index] or {}
-        default_name = f"{name} {start + index}"
-        recalled_scan = recall(start + index, stored, default_name, kept_bytes) if recall else None
-        scans.append(recalled_scan or _scan_stored(stored, default_name, depth, kept_bytes))
-    return scans
 
 
 def _scan_stored(stored: Mapping[str, Any], default_name: str, depth: ScanDepth, kept_bytes: int) -> ImageScan:
@@ -446,10 +437,12 @@ def keep_good(
     bad: list[str] = []
     first_bad: str | None = None
     for split, split_scans in scans.items():
-        problems = [scan.find_problem(min_size) for scan in split_scans]
-        rows[split] = [row for row, problem in enumerate(problems) if problem is None]
-        for scan, problem in zip(split_scans, problems, strict=True):
-            if problem is not None:
+        rows[split] = []
+        for row, scan in enumerate(split_scans):
+            problem = scan.find_problem(min_size)
+            if problem is None:
+                rows[split].append(row)
+            else:
                 bad.append(scan.name)
                 first_bad = first_bad or describe_problem(scan.name, problem)
     if first_bad and not skip_bad_images:

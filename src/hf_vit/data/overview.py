@@ -23,6 +23,7 @@ _MODE_SAMPLE = 200  # images of a split whose mode is read
 # If the largest class has more than this many times the images of the smallest, a mean accuracy hides small classes.
 _IMBALANCE = 3
 _MAX_CLASSES, _ROW_PX, _NAME_PX, _NAME_LENGTH = 40, 16, 120, 16
+_COLUMNS, _SIDE = 8, 96  # pictures in a row of a contact sheet, and px of their sides
 _SAMPLE_ROWS = 24
 _GOLDEN = 0.618033988749895  # steps of the golden ratio spread any number of hues evenly around the color circle
 _MASK_STRENGTH = 0.55
@@ -92,53 +93,47 @@ def _count_classes(data: ImageData, split: str) -> Counter[int]:
     return counts
 
 
-def draw_contact_sheet(data: ImageData, columns: int = 8, side: int = 96) -> Image.Image:
-    """Draw the first images of a data set on one sheet.
+def draw_contact_sheet(data: ImageData) -> Image.Image:
+    """Draw the first images of a data set of tables on one sheet.
 
     For data with labels, every row shows the name and images of a class (of the first 40). For data with masks or
-    objects, every image is followed by the same image with its annotation.
-
-    Args:
-        data: tables, see `load_data`.
-        columns: images per row.
-        side: px of an image on the sheet.
+    objects, every image is followed by the same image with its annotation, twice as large.
     """
-    if data.target != "label":
-        return _draw_annotated_sheet(data, columns, 2 * side)
     table: Any = data.splits.get("train") or next(iter(data.splits.values()))
+    if data.target != "label":
+        return _draw_annotated_sheet(data, table, 2 * _SIDE)
     rows: dict[int, list[int]] = {}
     for row, labels in enumerate(list_column(table, "label")):
         for label in list_classes(labels):
-            if label < _MAX_CLASSES and len(rows.setdefault(label, [])) < columns:
+            if label < _MAX_CLASSES and len(rows.setdefault(label, [])) < _COLUMNS:
                 rows[label].append(row)
-    sheet = Image.new("RGB", (_NAME_PX + columns * side, max(1, len(rows)) * (side + _ROW_PX)), "white")
+    sheet = Image.new("RGB", (_NAME_PX + _COLUMNS * _SIDE, max(1, len(rows)) * (_SIDE + _ROW_PX)), "white")
     pen = ImageDraw.Draw(sheet)
     for index, label in enumerate(sorted(rows)):
-        top = index * (side + _ROW_PX)
-        pen.text((4, top + side // 2), data.label_names[label][:18], fill="black")
+        top = index * (_SIDE + _ROW_PX)
+        pen.text((4, top + _SIDE // 2), data.label_names[label][:18], fill="black")
         for column, row in enumerate(rows[label]):
             small = to_rgb(table[row]["image"])
-            small.thumbnail((side - 4, side - 4))
-            sheet.paste(small, (_NAME_PX + column * side, top + 2))
+            small.thumbnail((_SIDE - 4, _SIDE - 4))
+            sheet.paste(small, (_NAME_PX + column * _SIDE, top + 2))
     return sheet
 
 
-def _draw_annotated_sheet(data: ImageData, columns: int, side: int) -> Image.Image:
+def _draw_annotated_sheet(data: ImageData, table: Any, side: int) -> Image.Image:
     """Draw the first 24 images, each without and with annotations, above a legend of the first 40 classes.
 
-    A row of the sheet has `columns` pictures, which fit into squares of `side` px.
+    The pictures fit into squares of `side` px.
     """
-    table: Any = data.splits.get("train") or next(iter(data.splits.values()))
     pictures: list[Image.Image] = []
     for row in table.select(range(min(len(table), _SAMPLE_ROWS))):
         pictures += _draw_pair(data, row, side)
     names = data.label_names[:_MAX_CLASSES]
-    names_per_row = max(1, columns * side // _NAME_PX)
-    legend_top = math.ceil(len(pictures) / columns) * side
+    names_per_row = _COLUMNS * side // _NAME_PX
+    legend_top = math.ceil(len(pictures) / _COLUMNS) * side
     legend_height = math.ceil(len(names) / names_per_row) * _ROW_PX
-    sheet = Image.new("RGB", (columns * side, legend_top + legend_height), "white")
+    sheet = Image.new("RGB", (_COLUMNS * side, legend_top + legend_height), "white")
     for index, picture in enumerate(pictures):
-        row_index, column = divmod(index, columns)
+        row_index, column = divmod(index, _COLUMNS)
         sheet.paste(picture, (column * side, row_index * side))
     pen = ImageDraw.Draw(sheet)
     for index, (name, color) in enumerate(zip(names, _make_palette(len(data.label_names)), strict=False)):

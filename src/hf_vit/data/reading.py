@@ -307,22 +307,17 @@ def _refuse_mixed_labels(name: str, schemas: Sequence[tuple[str, Any]], columns:
     from pyarrow import types
 
     for column in columns:
-        text_files: list[str] = []
-        other_files: list[tuple[str, Any]] = []
+        first_files: dict[bool, tuple[str, Any]] = {}  # whether the column is text -> file and type
         for file, schema in schemas:
-            if column not in schema.names:
-                continue
-            kind: Any = schema.field(column).type
-            while hasattr(kind, "value_type"):  # lists and categories
-                kind = kind.value_type
-            if types.is_string(kind) or types.is_large_string(kind):
-                text_files.append(file)
-            else:
-                other_files.append((file, kind))
-        if text_files and other_files:
-            other_file, other_kind = other_files[0]
+            if column in schema.names:
+                kind: Any = schema.field(column).type
+                while hasattr(kind, "value_type"):  # lists and categories
+                    kind = kind.value_type
+                first_files.setdefault(types.is_string(kind) or types.is_large_string(kind), (file, kind))
+        if len(first_files) > 1:
+            (text_file, _), (other_file, other_kind) = first_files[True], first_files[False]
             raise UserError(
-                f"the label column '{column}' of '{name}' is text in {text_files[0]}, but {other_kind} in "
+                f"the label column '{column}' of '{name}' is text in {text_file}, but {other_kind} in "
                 f"{other_file}; save it with the same type in all files"
             )
 
@@ -701,11 +696,9 @@ def _find_columns(features: "Features", name: str, selection: NamedColumns) -> C
     image = selection.image or _find_image_column(features)
     if image is None:
         raise UserError(f"{columns}, but which one holds the images is unclear; give its name with --image-column")
-    if selection.label:
-        return Columns(image, (selection.label,), selection.indicators)
-    label = _find_label_name(features)
+    label = selection.label or _find_label_name(features)
     if label:
-        return Columns(image, (label,))
+        return Columns(image, (label,), selection.indicators)
     for json_column in ("json", "jsn"):  # webdataset
         fields: Any = features.get(json_column)
         label = _find_label_name(fields) if isinstance(fields, dict) else None

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -52,13 +53,13 @@ class ScanMemory:
         self.count = 0
         self.note = ""
         self._decode = decode
-        self._is_off = bool(os.environ.get(OFF)) or not paths or is_store_url(paths[0])
+        self._path: Path | None = None  # of the file; None: nothing is remembered
         self._keys: dict[int, bytes] = {}  # row -> hash of the path, size and times of its file
         self._recalled = set[int]()  # rows
         self._start = time.time_ns()
         self._known: dict[bytes, int] = {}  # such a hash of an earlier command -> its row in `_columns`
         self._columns: dict[str, Any] = {}  # the file's arrays, see `store`
-        if self._is_off:
+        if os.environ.get(OFF) or not paths or is_store_url(paths[0]):
             return
         self._table_state: str | None = None  # of the files that hold all images, "" if it is not known
         if source.kind in ("parquet", "webdataset", "idx"):
@@ -69,17 +70,14 @@ class ScanMemory:
         folders = {os.path.abspath(folder) for folder in set(map(os.path.dirname, paths))}
         name = f"{source.kind} {source.name} {os.path.commonpath(folders)} {split}"
         digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
-        try:
+        with suppress(UserError):  # the cache cannot be written
             self._path = cache_folder("scans", "data") / f"{digest[:32]}.npz"
-        except UserError:
-            self._is_off = True
-        else:
-            self._read()
+            self._read(self._path)
 
-    def _read(self) -> None:
+    def _read(self, path: Path) -> None:
         """Set `_columns` and `_known` from the file of an earlier command; set `note` if the file is damaged."""
         try:
-            content = self._path.read_bytes()
+            content = path.read_bytes()
         except OSError:  # no earlier command
             return
         digest, archive = content[:_DIGEST], content[_DIGEST:]
@@ -93,16 +91,14 @@ class ScanMemory:
                 self._known = {columns["keys"][row].tobytes(): int(row) for row in rows}
                 self._columns = columns
         except (ValueError, KeyError, OSError) as error:
-            self.note = (
-                f"the record of earlier checks {self._path} is damaged ({error}), so all images are checked again"
-            )
+            self.note = f"the record of earlier checks {path} is damaged ({error}), so all images are checked again"
 
     def recall(self, row: int, stored_image: Mapping[str, Any], default_name: str, kept_bytes: int) -> ImageScan | None:
         """Return the scan of an image that has not changed, else None.
 
         An image of at most `kept_bytes` is decoded in any case, as its pixels are kept for the training.
         """
-        if self._is_off:
+        if self._path is None:
             return None
         path = stored_image.get("path")
         state = self._table_state
@@ -131,7 +127,7 @@ class ScanMemory:
         rows = [row for row in self._keys if scans[row].problem is None]
         is_large = len(rows) >= _LEAST_IMAGES or sum(scan.height * scan.width for scan in scans) >= _LEAST_PIXELS
         is_unchanged = num_known == len(rows) == len(self._columns.get("keys", ()))
-        if not is_large or is_unchanged:
+        if self._path is None or not is_large or is_unchanged:
             return
         keys = [self._keys[row] for row in rows]
         good_scans = [scans[row] for row in rows]

@@ -4,6 +4,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -613,7 +614,7 @@ def _compose_steps(augmentation: AugmentationConfig, processor: "BaseImageProces
     steps: list[Any] = []
     if augmentation.scale_jitter is not None:
         steps += [
-            _ScaleJitter(size, augmentation.scale_jitter, interpolation),
+            partial(_jitter_scale, size=size, scales=augmentation.scale_jitter, interpolation=interpolation),
             v2.RandomCrop(size, pad_if_needed=True, fill=fill),
         ]
     elif augmentation.random_resized_crop is not None:
@@ -630,22 +631,15 @@ def _compose_steps(augmentation: AugmentationConfig, processor: "BaseImageProces
     return v2.Compose(steps)
 
 
-class _ScaleJitter:
-    """torchvision's ScaleJitter, with all sides at least 1 px."""
+def _jitter_scale(example: Example, size: tuple[int, int], scales: tuple[float, float], interpolation: Any) -> Any:
+    """Resize image and annotations by a random zoom as torchvision's ScaleJitter, but to at least 1 px a side."""
+    from torchvision.transforms import v2
 
-    def __init__(self, size: tuple[int, int], scales: tuple[float, float], interpolation: Any) -> None:
-        self.size, self.scales, self.interpolation = size, scales, interpolation
-
-    def __call__(self, example: Example) -> Any:
-        """Resize image and annotations by a random zoom, relative to the largest size that fits."""
-        from torchvision.transforms import v2
-
-        height, width = example["pixels"].shape[-2:]
-        low, high = self.scales
-        zoom = low + (high - low) * float(torch.rand(()))
-        scale = zoom * min(self.size[0] / height, self.size[1] / width)  # at zoom 1 the image fits into the size
-        size = [max(1, round(height * scale)), max(1, round(width * scale))]
-        return v2.Resize(size, self.interpolation)(example)
+    height, width = example["pixels"].shape[-2:]
+    low, high = scales
+    zoom = low + (high - low) * float(torch.rand(()))
+    scale = zoom * min(size[0] / height, size[1] / width)  # at zoom 1 the image fits into the size
+    return v2.Resize([max(1, round(height * scale)), max(1, round(width * scale))], interpolation)(example)
 
 
 def _select_object_tensors(example: Example) -> tuple[torch.Tensor, ...]:
