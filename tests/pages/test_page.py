@@ -125,6 +125,12 @@ def test_preparation_that_the_page_does_not_know_is_refused(settings: dict[str, 
         describe_preprocessing(processor, (16, 16))
 
 
+def test_one_mean_holds_for_all_channels():
+    processor = ViTImageProcessor(size={"height": 16, "width": 16}, image_mean=[0.5], image_std=[0.25])
+    steps = describe_preprocessing(processor, (16, 16))
+    assert (steps["mean"], steps["std"]) == ([0.5] * 3, [0.25] * 3)
+
+
 def test_models_of_one_name_are_told_apart_without_their_place(tmp_path: Path):
     ann, bob = (tmp_path / name / "model" for name in ("ann", "bob"))
     ann.mkdir(parents=True)
@@ -246,7 +252,8 @@ def test_page_is_one_file_whose_words_are_data(tmp_path: Path):
 
 def test_attention_implementation_stays(tmp_path: Path):
     folder = save_classifier(tmp_path / "model", "plain", "default")
-    model = AutoModelForImageClassification.from_pretrained(folder, attn_implementation="sdpa").eval()
+    options = {"attn_implementation": "sdpa", "dtype": torch.bfloat16}
+    model = AutoModelForImageClassification.from_pretrained(folder, **options).eval()
     show((model, AutoImageProcessor.from_pretrained(folder)), Image.new("RGB", (16, 16)))
     assert model.config._attn_implementation == "sdpa"
 
@@ -258,7 +265,7 @@ def _pictures_of(page: str) -> list[Image.Image]:
 
 
 def test_what_has_no_page_is_shown_in_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """No classifier, one of transformers, one that is too large, and a processor that the page cannot follow."""
+    """No classifier, one of transformers, values, one too large, and a processor that the page cannot follow."""
     folder = save_classifier(tmp_path / "<b>model", "plain", "default")
     HfViTModel.from_pretrained(folder).save_pretrained(tmp_path / "bare")
     shutil.copy(folder / "preprocessor_config.json", tmp_path / "bare")
@@ -267,6 +274,8 @@ def test_what_has_no_page_is_shown_in_pictures(tmp_path: Path, monkeypatch: pyte
     theirs = Dinov2ForImageClassification(Dinov2Config(**TINY)).eval()
     shown = [show(str(tmp_path / "bare"), image), show((theirs, AutoImageProcessor.from_pretrained(folder)), image)]
     shown.append(show((AutoModelForImageClassification.from_pretrained(folder).eval(), nearest), image))
+    values = AutoModelForImageClassification.from_pretrained(folder, problem_type="regression").eval()
+    shown.append(show((values, AutoImageProcessor.from_pretrained(folder)), image))
     monkeypatch.setattr("hf_vit.analysis.showing._MAX_BYTES", 10)
     shown.append(show(str(folder), image))
     for each in shown:

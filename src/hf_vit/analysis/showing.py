@@ -2,10 +2,16 @@
 
 import base64
 import html
+import io
+import json
 import os
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
+
+import torch
+from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.analysis.analysis import AnalysisSettings, Context
 from hf_vit.analysis.head_maps import HeadMaps
@@ -14,29 +20,15 @@ from hf_vit.analysis.rollout import AttentionRollout
 from hf_vit.data.images import decode_image
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.evaluation.reading import restored_modes
-from hf_vit.families import find_family
+from hf_vit.families import find_family, get_problem_type
 from hf_vit.loading.model import LoadedModel, load_model
-from hf_vit.pages.graph import count_inner_values
+from hf_vit.pages.description import describe_model
+from hf_vit.pages.graph import ModelWithMaps, count_inner_values
 from hf_vit.results.figures import encode_figure
 from hf_vit.writing import write_atomically
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-import io
-import json
-from importlib import resources
-from typing import TYPE_CHECKING
-
-import torch
-from transformers.modeling_utils import PreTrainedModel
-
-from hf_vit.pages.description import describe_model
-from hf_vit.pages.graph import ModelWithMaps
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 
 _HEIGHT_PX = 900
 _MAX_BYTES = 10**8  # of attention and features in half precision, as the notebook stores all of it
@@ -103,7 +95,8 @@ def show(model: object, image: "Image | str | os.PathLike[str]") -> Shown:
 def _find_page_obstacle(loaded: LoadedModel) -> str | None:
     """Return why a model has no page, or None."""
     config: Any = getattr(loaded.model, "config", None)
-    if find_family(str(getattr(config, "model_type", None))) is None or not loaded.label_sets:
+    is_ours = find_family(str(getattr(config, "model_type", None))) is not None
+    if not is_ours or not loaded.label_sets or get_problem_type(config) == "regression":
         return "only classifiers of hf_vit, and models that hf_vit can convert to them, have a page"
     if loaded.processor is None:
         return "the model has no image processor"
@@ -181,7 +174,7 @@ def make_still_page(
 
 def _encode_tensor(values: torch.Tensor) -> dict[str, Any]:
     """Return shape and base64 data of a tensor in little-endian half precision."""
-    halves = values.detach().cpu().numpy().astype("<f2")
+    halves = values.detach().cpu().half().numpy().astype("<f2")
     return {"dims": list(halves.shape), "data": base64.b64encode(halves.tobytes()).decode()}
 
 

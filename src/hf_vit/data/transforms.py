@@ -383,7 +383,8 @@ def get_pixel_scale(processor: Any, channels: int = 3) -> tuple[float, tuple[flo
         )
 
     def per_channel(value: Any) -> tuple[float, ...]:
-        return (value,) * channels if isinstance(value, int | float) else tuple(value)
+        values = (value,) if isinstance(value, int | float) else tuple(value)
+        return values * channels if len(values) == 1 else values  # one value holds for all channels
 
     return float(factor), per_channel(mean), per_channel(std)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.data.transforms import refuse_own_shapes
+from hf_vit.data.transforms import get_pixel_scale, refuse_own_shapes
 from hf_vit.errors import UserError
 from hf_vit.families import find_family, get_problem_type
 from hf_vit.hub.card_metadata import select_main_evaluation
@@ -74,16 +74,14 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
     if resize is not None and resample not in _FILTERS:
         known = "2 (bilinear) or 3 (bicubic)"
         raise UserError(f"the page cannot resize with resample={resample}; set it to {known} {where}")
-    mean, std = 0.0, 1.0
-    if settings.get("do_normalize", True):
-        mean, std = settings["image_mean"], settings["image_std"]
+    factor, mean, std = get_pixel_scale(processor)
     return {
         "resize": resize,
         "filter": _FILTERS.get(resample),
         "crop": None if crop is None else {"height": crop["height"], "width": crop["width"]},
-        "factor": settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0,
-        "mean": [mean] * 3 if isinstance(mean, int | float) else list(mean),
-        "std": [std] * 3 if isinstance(std, int | float) else list(std),
+        "factor": factor,
+        "mean": list(mean),
+        "std": list(std),
     }
 
 
