@@ -78,7 +78,17 @@ def test_decisions_equal_a_loop():
 def test_a_class_has_the_mean_probability_of_its_labels():
     """Two labels at 0.3 each beat one at 0.25 and lose to one at 0.35; labels of no class do not count."""
     probabilities = torch.tensor([[0.3, 0.3, 0.25, 0.15], [0.2, 0.0, 0.35, 0.45]])
-    assert decide_classes(probabilities.log(), [(0, 1), (2,)]).tolist() == [0, 1]
+    assert decide_classes(probabilities, [(0, 1), (2,)]).tolist() == [0, 1]
+
+
+def test_probabilities_of_a_multi_label_model_are_sigmoids(conflicts):
+    """It always says bee, as only one of the ant's two labels is certain; their softmax would say ant."""
+    model = make_classifier(("red ant", "black ant", "bee", "cow"), problem_type="multi_label_classification")
+    nn.init.zeros_(model.classifier.weight)
+    model.classifier.bias.data = torch.tensor([5.0, -5.0, 4.0, -9.0])
+    options = {"cue_conflict": conflicts, "class_map": {"ant": ["red ant", "black ant"]}}
+    run = analyze((model, make_processor()), only=["shape_bias"], device="cpu", **options)
+    assert run["shape_bias"]["shape_bias"].tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize(("channel", "share"), [(0, 1.0), (2, 0.0)])

@@ -12,18 +12,18 @@ import torch
 from numpy.typing import NDArray
 
 from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, forward_options
+from hf_vit.evaluation.reading import convert_to_scores
 from hf_vit.loading.optimizing import copy_optimized, describe_engine
 from hf_vit.results.figures import make_figure
 
 DECISIONS = ("shape", "texture", "other")
 
 
-def decide_classes(logits: torch.Tensor, labels: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return the predicted class [B] for logits [B, K]: the class whose labels have the largest mean probability.
+def decide_classes(probabilities: torch.Tensor, labels: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return the predicted class [B] for probabilities [B, K]: the one whose labels have the largest mean probability.
 
     `labels` has for every class the indices of its labels; other labels are ignored.
     """
-    probabilities = logits.double().softmax(dim=1)
     scores = [probabilities[:, list(indices)].mean(dim=1) for indices in labels]
     return torch.stack(scores, dim=1).argmax(dim=1)
 
@@ -84,7 +84,8 @@ class ShapeBias(Analysis):
         for pixel_values in self.batches(images=conflicts.images):
             with torch.inference_mode():
                 output = loaded.model(pixel_values, **forward_options(loaded.model, pixel_values))
-            predictions.append(decide_classes(getattr(output, "logits", output), conflicts.labels).cpu())
+            probabilities = convert_to_scores(loaded.model, getattr(output, "logits", output))
+            predictions.append(decide_classes(probabilities, conflicts.labels).cpu())
         shapes = conflicts.shapes
         textures = conflicts.textures
         counts = count_decisions(torch.cat(predictions).numpy(), shapes, textures, len(conflicts.classes))
