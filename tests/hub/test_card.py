@@ -287,6 +287,15 @@ def test_an_evaluation_of_older_weights_is_not_shown(told: Path) -> None:
     ]
 
 
+def test_thresholds_are_those_of_predict(folder: Path) -> None:
+    """No evaluation has fitted any."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"problem_type": "multi_label_classification"}))
+    append_record(folder, record("training", TRAINING, data=data("train", 9)))
+    limits = " ".join(render_card(folder).split("## Intended use and limits")[1].split())
+    assert "reaches a threshold: the one in facts.json, else 0.5, which the example above takes for all." in limits
+
+
 def test_a_conversion_is_told(folder: Path) -> None:
     values = {"source": "B_16.npz", "verification": {"float32": {"largest_difference": 1.5e-6}}}
     append_record(folder, record("conversion", values, command="hf-vit convert B_16.npz out"))
@@ -299,14 +308,17 @@ def test_a_conversion_is_told(folder: Path) -> None:
 
 
 def test_names_cannot_break_the_page(folder: Path) -> None:
-    name = "a|b *c* <d> `e`\n---"
+    name = "a|b *c* <d> `e` [f]\n---"
     values = {"top1": 0.5, "per_class": {name: 0.5}}
     append_record(folder, record("evaluation", values, data=data("test", 4, name)))
+    append_record(folder, record("analysis", {"pictures": {"analysis_cka.png": "CKA"}}, data=data("test", 4, name)))
+    (folder / "analysis_cka.png").write_bytes(b"png")
     card = render_card(folder)
+    assert list_plots(folder, card) == {"analysis_cka.png"}, "it is shared"
     assert metadata(card)["model-index"][0]["results"][0]["dataset"]["name"] == name.replace("\n", " ")
     row = next(line for line in card.splitlines() if "| test |" in line)
     assert len(re.findall(r"(?<!\\)\|", row)) == 10
-    assert r"a\|b \*c\* \<d\> \`e\` ---" in row
+    assert r"a\|b \*c\* \<d\> \`e\` \[f\] ---" in row
     assert str(ModelCard(card)) == card.rstrip("\n") + "\n"
 
 

@@ -250,13 +250,17 @@ def test_a_token_in_a_file_is_not_shared(name: str, model_folder: Path) -> None:
     refuse(model_folder, f"{name} holds what looks like a Hugging Face token")
 
 
-def test_facts_of_a_version_that_redacted_less_are_shared_redacted(model_folder: Path, tmp_path: Path) -> None:
+def test_files_of_a_version_that_redacted_less_are_shared_redacted(model_folder: Path, tmp_path: Path) -> None:
     path = model_folder / "facts.json"
     facts = json.loads(path.read_text())
     facts[0]["command"] = "HF_TOKEN=v4lue python /home/annabel/train.py"
     facts[0]["values"]["settings"] = {"hub_token": ["v4lue"]}
     path.write_text(json.dumps(facts))
+    config = json.loads((model_folder / "config.json").read_text())
+    old = {"_name_or_path": '/home/annabel/a "b"/vit'} | config  # as transformers 4 wrote it
+    (model_folder / "config.json").write_text(json.dumps(old, indent=2))
     shared = collect(model_folder, REPO, scratch=tmp_path, license="mit").files
+    assert json.loads(shared["config.json"].readable_text) == config
     for name in ("facts.json", "README.md"):
         assert "python train.py" in shared[name].readable_text
         assert not re.search("v4lue|annabel", shared[name].readable_text)

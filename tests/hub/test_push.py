@@ -98,6 +98,9 @@ def test_pickles_and_old_code_of_others_are_deleted(
     xet_client.run("hub.jobs:push", folder=str(model_folder))
     assert xet_client.run("hub.jobs:push", folder=str(model_folder))["deleted"] == []
     assert "processor_config.json" in hub.files(REPO)
+    (model_folder / "facts.json").unlink()  # those of the hub are of other weights
+    (model_folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert xet_client.run("hub.jobs:push", folder=str(model_folder))["deleted"] == ["facts.json"]
 
 
 def test_a_model_object(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
@@ -148,6 +151,7 @@ def test_branches_tags_and_pull_requests(hub: Loopback, xet_client: Client, make
     loads = [{"repo_id": REPO, "revision": revision} for revision in ("main", "v1", "next/try", "refs/pr/1")]
     wanted = [jobs.logits(folders[number]) for number in (0, 0, 1, 2)]
     assert xet_client.run("hub.jobs:logits_many", loads=loads) == wanted
+    assert xet_client.run("hf_vit.hub.card_metadata:find_license", model=f"{REPO}@v1") == "apache-2.0"
     hub.settings(REPO, closed=[1])
     anew = xet_client.run("hub.jobs:push", folder=folders[2], create_pr=True)
     assert (anew["changed"], anew["pull_request"]) == (True, f"{hub.endpoint}/{REPO}/discussions/2")

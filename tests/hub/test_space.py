@@ -262,6 +262,8 @@ def test_a_gradio_space_runs_the_model(
         folder = save_dense(tmp_path / "model", "linear")
     else:
         folder = save_model(tmp_path / "model", image_size=8, problem_type=kind)
+        whole = json.loads((folder / "preprocessor_config.json").read_text()) | {"image_mean": [0.1, 0.2, 0.3]}
+        (folder / "processor_config.json").write_text(json.dumps({"image_processor": whole}))  # transformers prefers it
     arguments = ["push", str(folder), "my-app", "--license", "mit", "--space", "gradio"]
     done = xet_client.attempt("hub.jobs:command", arguments=arguments)
     assert done.code == 0, done.err

@@ -153,11 +153,12 @@ def find_license(model: str) -> str | None:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return read_license(folder)
-    if looks_like_variant(model) or parse_hub_id(model) != model:
+    repo, _, revision = model.partition("@")
+    if looks_like_variant(model) or parse_hub_id(repo) != repo:
         return None
     try:
-        with guard_hub_access(model):
-            return read_license(Path(hf_hub_download(model, CARD_NAME)).parent)
+        with guard_hub_access(repo):
+            return read_license(Path(hf_hub_download(repo, CARD_NAME, revision=revision or None)).parent)
     except UserError:
         return None
 

@@ -64,6 +64,8 @@ _REPLACED = re.compile(
     r"[^/]+\.(safetensors|bin|h5|msgpack|pt|pth|ckpt|pkl)(\.index\.json)?|(processor|adapter)_config\.json"
 )
 _PAGE_PARTS = re.compile(r"(models|examples|runtime)/.*")
+# The field of config.json in which transformers 4 keeps from where the model was loaded, often a local path.
+_LOADED_FROM = re.compile(rb'\s*"_name_or_path": "(\\.|[^"\\])*",')
 _GPS = 0x8825  # number of the EXIF tag that holds the GPS data
 # For Inference Endpoints: code that serves the model, and what it needs.
 HANDLER, REQUIREMENTS = "handler.py", "requirements.txt"
@@ -140,12 +142,13 @@ class Contents:
         return replace(self, files=self.files | {path: SharedFile(path, data) for path, data in files.items()})
 
     def find_stale(self, remote: Iterable[str]) -> list[str]:
-        """Return the files of earlier pushes that must be deleted: old weights, results and model code.
+        """Return the files of earlier pushes that must be deleted: old weights, records, results and model code.
 
         from_pretrained prefers a single weight file to shards, so a file left behind would load the old model.
         """
-        code = {path.name for path in resources.files("hf_vit.models").iterdir() if "_hf_" in path.name}
-        stale = [path for path in remote if path in code | {RESULTS_FILE} or self.replaced_pattern.fullmatch(path)]
+        names = {path.name for path in resources.files("hf_vit.models").iterdir() if "_hf_" in path.name}
+        names |= {RESULTS_FILE, FACTS_NAME}
+        stale = [path for path in remote if path in names or self.replaced_pattern.fullmatch(path)]
         return sorted(set(stale) - self.files.keys())
 
     def without_handler(self, remote: Mapping[str, RepoFile], read: Callable[[str], bytes]) -> "Contents":
@@ -206,6 +209,7 @@ def collect(
     others = folder / FACTS_NAME, folder / WHOLE_PROCESSOR, *folder.glob("LICENSE*")
     names |= {path.name for path in others if path.is_file()}
     sources |= {name: folder / name for name in names - descriptions.keys()} | descriptions
+    sources["config.json"] = _LOADED_FROM.sub(b"", (folder / "config.json").read_bytes())
     if FACTS_NAME in names and find_secret((folder / FACTS_NAME).read_text(encoding="utf-8")) is None:
         sources[FACTS_NAME] = Facts.load(folder).to_json().encode()  # older versions redacted less
     sources |= collect_serving_files(folder, config)
@@ -340,7 +344,7 @@ def collect_gradio(folder: Path, repo_id: str, **options: Any) -> Contents:
         CARD_NAME: f"---\n{header}---\n\n{text}\n".encode(),
         REQUIREMENTS: app_files[REQUIREMENTS] + b"gradio\n",
     }
-    pattern = re.compile(rf"LICENSE.*|config\.json|{re.escape(PROCESSOR)}|{re.escape(INDEX)}|.*\.(safetensors|py)")
+    pattern = re.compile(rf"LICENSE.*|((pre)?processor_)?config\.json|{re.escape(INDEX)}|.*\.(safetensors|py)")
     model_files = {path: file for path, file in model.files.items() if pattern.fullmatch(path)}
     return replace(model, files=model_files).with_files(app_files)
 
@@ -474,5 +478,6 @@ def list_plots(folder: Path, card: str) -> set[str]:
 
 def _parse_plots(card: str) -> set[str]:
     """Return the relative paths of all images in a card's Markdown and HTML."""
-    sources = {*re.findall(r"!\[[^\]]*\]\(([^)\s]+)", card), *re.findall(r"<img[^>]*\ssrc=[\"']([^\"']+)", card)}
+    sources: list[str] = re.findall(r"!\[(?:\\.|[^\\\]])*\]\(([^)\s]+)", card)
+    sources += re.findall(r"<img[^>]*\ssrc=[\"']([^\"']+)", card)
     return {name.removeprefix("./") for name in sources if "://" not in name and not name.startswith("data:")}

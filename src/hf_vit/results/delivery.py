@@ -14,9 +14,9 @@ from hf_vit.writing import explain_write_errors, make_hidden_path, reject_url, r
 
 # In every card that hf_vit renders; a README.md without it is its owner's.
 MARKER = "<!-- Rendered by hf-vit from facts.json and config.json; edits here are lost when it is rendered again. -->"
-# Files that training, convert and export write, and those that card, evaluate and analyze add.
+# Files that training, convert and export write, and those that card, evaluate, analyze and verify add.
 _OUR_FILES = re.compile(
-    r"config\.json|\w+_hf_\w+\.py|facts\.json|README\.md|training_images\.txt"
+    r"(config|facts|doors)\.json|\w+_hf_\w+\.py|README\.md|training_images\.txt"
     r"|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|model\.(npz|pte)|openvino_model\.(xml|bin)"
     r"|onnx/|(onnx/)?((pre)?processor_config\.json|model\.onnx(\.data)?|export\.(json|npz))"
     r"|(learning_curve|confusion_matrix|wrong_images|embeddings|predictions)\.png|(evaluation|analysis)_\w+\.(png|svg)"
