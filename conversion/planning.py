@@ -31,7 +31,9 @@ from hf_vit.conversion.origins.origin import (
     Network,
     Origin,
     Pair,
+    count_units,
     format_size,
+    make_resnet_rules,
     shorten_pair,
     split_axis,
 )
@@ -132,11 +134,9 @@ class PlanSettings:
     @property
     def declared(self) -> Fields:
         """Return the fields of the config that options set."""
-        values = (
-            *(self.num_heads, self.hidden_act, self.pooling, self.position_embedding, self.rotary_embedding),
-            self.norm_after_branches or None,  # a flag that is left out is False
-        )
-        return {name: value for name, value in zip(DECLARED, values, strict=True) if value is not None}
+        values = {name: getattr(self, option[2:].replace("-", "_")) for name, option in DECLARED.items()}
+        # A flag that is left out is False.
+        return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 @dataclass(frozen=True)
@@ -248,13 +248,12 @@ def plan(
 def make_plan(
     shapes: Shapes, settings: PlanSettings, companions: Companions = NO_COMPANIONS, file_name: str = "the file"
 ) -> Plan:
-    """Plan a conversion; see `plan`."""
+    """Find the origin, match the keys with its table, build the config, and list rows and ignored keys; see `plan`."""
     with name_in_errors(file_name):
         return _make_plan(shapes, settings, companions, file_name)
 
 
 def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, file_name: str) -> Plan:
-    """Find the origin, match the keys with its table, build the config, and list rows and ignored keys."""
     prefix = _find_prefix(shapes, settings.prefix)
     keys_below_prefix = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
     config: Any = companions.config or {}
@@ -367,10 +366,19 @@ class Layout:
         return {name: self.shapes[key] for name, key in self.names.normal.items()}
 
     @cached_property
+    def stage_depths(self) -> tuple[int, ...]:
+        """Return the number of units in every stage of a ResNet; () without one."""
+        return count_units(self.origin.rules, self.normal_shapes) if self.origin.has_units else ()
+
+    @cached_property
     def rules(self) -> tuple[KeyRule, ...]:
         """Return the key table for this file, in which only Transformer blocks still share one rule for all."""
-        rules_of = self.origin.rules_of
-        return self.origin.rules if rules_of is None else rules_of(self.origin.rules, self.normal_shapes)
+        rules = self.origin.rules
+        if self.origin.rules_of is not None:
+            rules = self.origin.rules_of(rules, self.normal_shapes)
+        if self.origin.has_units:
+            rules = make_resnet_rules(rules, self.stage_depths, self.normal_shapes)
+        return rules
 
     @cached_property
     def depth(self) -> int:
@@ -409,7 +417,7 @@ class Layout:
 
         def is_needed(part: str) -> bool:
             if part.startswith(WITHOUT):
-                return part.removeprefix(WITHOUT) not in self.parts
+                return self.parts.isdisjoint(part.removeprefix(WITHOUT).split(", "))
             return part == "" or part in self.parts
 
         return [rule for rule in self.rules if is_needed(rule.part)]
@@ -452,10 +460,6 @@ class Layout:
         """Return field -> what the origin assumes for it, without the fields that optional parts of the file show."""
         tells = self.origin.parts_that_tell
         return {name: text for name, text in self.origin.assumed.items() if not self.parts & tells.get(name, set())}
-
-    def network(self, parts: frozenset[str], image_size: Pair | None) -> Network:
-        """Return the facts about the network that names and shapes show."""
-        return Network(self.dims, parts, self.normal_shapes, image_size)
 
     @property
     def representation(self) -> set[str]:
@@ -619,8 +623,11 @@ def _build_fields(layout: Layout, declared: Declared, settings: PlanSettings, as
 
 def _build_shape_fields(layout: Layout, parts: frozenset[str], declared: Declared, settings: PlanSettings) -> Fields:
     """Return the config's fields that the shapes of these parts show, for the image size that is given or declared."""
+    image_size = settings.image_size or declared.image_size
     try:
-        fields = layout.origin.configure(layout.network(parts, settings.image_size or declared.image_size))
+        fields = layout.origin.configure(
+            Network(layout.dims, parts, layout.normal_shapes, image_size, layout.stage_depths)
+        )
     except UserError as error:
         if settings.image_size is not None or declared.image_size is None:
             raise

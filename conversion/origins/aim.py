@@ -1,11 +1,10 @@
 """Define the origins of AIMv2 (arXiv 2411.14402): files of Apple's code and of timm."""
 
-import re
 from dataclasses import replace
 
 from hf_vit.conversion.origins import timm
-from hf_vit.conversion.origins.beside import CLIP_PIXELS, validate_values
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, Origin, dense
+from hf_vit.conversion.origins.beside import CLIP_PIXELS
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyRule, Network, Origin, dense, weights
 from hf_vit.conversion.origins.wrapped import make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 
@@ -32,27 +31,21 @@ def _configure(network: Network) -> Fields:
     }
 
 
-def _weight(key: str, axes: tuple[str, ...] | str, parameter: str) -> KeyRule:
-    """Return the rule for a weight without a bias."""
-    return KeyRule(f"{key}.weight", axes, "keep", f"{parameter}.weight")
-
-
 AIMV2 = Origin(
     name="aimv2",
     rules=(
         *dense("preprocessor.patchifier.proj", "DCPQ", "embeddings.patch_embeddings.projection"),
-        _weight("preprocessor.patchifier.norm", "D", "embeddings.patch_layernorm"),
+        *weights("preprocessor.patchifier.norm", "D", "embeddings.patch_layernorm"),
         KeyRule("preprocessor.pos_embed", "1TD", "keep", "embeddings.position_embeddings", "table"),
-        _weight(f"{_BLOCK}.norm_1", "D", f"{_TARGET}.layernorm_before"),
-        _weight(f"{_BLOCK}.attn.qkv", ("3D", "D"), f"{_TARGET}.attention.{{q,k,v}}_proj"),
-        _weight(f"{_BLOCK}.attn.proj", "DD", f"{_TARGET}.attention.o_proj"),
-        _weight(f"{_BLOCK}.norm_2", "D", f"{_TARGET}.layernorm_after"),
-        _weight(f"{_BLOCK}.mlp.fc1", "MD", f"{_TARGET}.mlp.gate_proj"),
-        _weight(f"{_BLOCK}.mlp.fc3", "MD", f"{_TARGET}.mlp.up_proj"),
-        _weight(f"{_BLOCK}.mlp.fc2", "DM", f"{_TARGET}.mlp.down_proj"),
-        _weight("trunk.post_trunk_norm", "D", "layernorm"),
+        *weights(f"{_BLOCK}.norm_1", "D", f"{_TARGET}.layernorm_before"),
+        *weights(f"{_BLOCK}.attn.qkv", ("3D", "D"), f"{_TARGET}.attention.{{q,k,v}}_proj"),
+        *weights(f"{_BLOCK}.attn.proj", "DD", f"{_TARGET}.attention.o_proj"),
+        *weights(f"{_BLOCK}.norm_2", "D", f"{_TARGET}.layernorm_after"),
+        *weights(f"{_BLOCK}.mlp.fc1", "MD", f"{_TARGET}.mlp.gate_proj"),
+        *weights(f"{_BLOCK}.mlp.fc3", "MD", f"{_TARGET}.mlp.up_proj"),
+        *weights(f"{_BLOCK}.mlp.fc2", "DM", f"{_TARGET}.mlp.down_proj"),
+        *weights("trunk.post_trunk_norm", "D", "layernorm"),
     ),
-    block_pattern=r"trunk\.blocks\.(0|[1-9]\d*)\.",
     recognizes=make_recognizer(_PATCHES, ("",), r"(^|\.)trunk\.post_trunk_norm\.weight$"),
     names=lambda shapes: unwrap(shapes, _PATCHES, {}),
     configure=_configure,
@@ -77,22 +70,11 @@ TIMM_MODULES = {
 TIMM_LAYERS = {".norm_1.": ".norm1.", ".norm_2.": ".norm2.", ".mlp.fc1.": ".mlp.fc1_g.", ".mlp.fc3.": ".mlp.fc1_x."}
 
 
-def is_timm_architecture(name: str) -> bool:
-    """Return whether an architecture of timm is an AIMv2."""
-    return re.fullmatch(r"aimv2_\w+", name) is not None
-
-
-def _make_timm_names(shapes: Shapes) -> KeyNames:
-    """Return the names of the keys, with Apple's names for modules and layers."""
-    return rename_keys(rename_keys(unwrap(shapes, timm.PATCHES, {}), TIMM_MODULES), TIMM_LAYERS)
-
-
 def _read_timm_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts about arguments and preprocessing in timm's config.json."""
-    config_file = validate_values(timm.TimmConfig, companions.config or {}, "config.json")
-    arguments = {"global_pool": config_file.global_pool, **(config_file.model_args or {})}
-    fields = timm.convert_arguments(arguments, has_special=False)
-    return timm.declare(config_file, companions.config or {}, {"position_embedding": "learned", **fields})
+    config_file, _, arguments = timm.read_config_file(companions)
+    fields = timm.convert_arguments({"global_pool": config_file.global_pool, **arguments}, ())
+    return timm.declare(config_file, companions, {"position_embedding": "learned", **fields})
 
 
 TIMM_AIMV2 = replace(
@@ -100,7 +82,7 @@ TIMM_AIMV2 = replace(
     name="timm_aimv2",
     rules=(*AIMV2.rules, *dense("head", "LD", "classifier", "head")),
     recognizes=make_recognizer(timm.PATCHES, ("",), r"(^|\.)patch_embed\.norm\.weight$"),
-    names=_make_timm_names,
+    names=lambda shapes: rename_keys(rename_keys(unwrap(shapes, timm.PATCHES, {}), TIMM_MODULES), TIMM_LAYERS),
     configure=lambda network: _configure(network) | {"position_interpolation": "bicubic_antialias"},
     declared=_read_timm_config,
     foreign_heads={},

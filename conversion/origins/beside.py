@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -218,18 +218,13 @@ class TransformersConfig(BaseModel):
     layerscale_value: Number | None = None
     image_size: object = 224
     patch_size: object = None
-
-
-class Classes(BaseModel):
-    """The names of the classes in a config.json."""
-
     id2label: dict[str, Text] | None = None
 
 
 # Field of transformers' config -> field of hf_vit's.
 _RENAMED = {"attention_dropout": "attention_probs_dropout_prob", "layerscale_value": "layer_scale_init_value"}
-_SIZES = ("image_size", "patch_size")
-FIELD_NAMES = {name: _RENAMED.get(name, name) for name in TransformersConfig.model_fields if name not in _SIZES}
+_READ_APART = ("image_size", "patch_size", "id2label")
+FIELD_NAMES = {name: _RENAMED.get(name, name) for name in TransformersConfig.model_fields if name not in _READ_APART}
 # Defaults of transformers' config classes, for fields that config.json leaves out.
 _VIT: Fields = {"num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-12, "image_size": 224}
 _SIGLIP = _VIT | {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "patch_size": 16}
@@ -251,8 +246,11 @@ DEFAULTS: Mapping[str, Fields] = {
 IMAGE_TOWERS = {name: f"{name}_vision_model" for name in ("clip", "siglip", "siglip2", "aimv2")}
 
 
-def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declared:
-    """Return the facts in transformers' files, of one of these `model_types`; empty for a single weight file."""
+def read_config(companions: Companions, model_types: tuple[str, ...], ignored: Collection[str] = ()) -> Declared:
+    """Return the facts in transformers' files, of one of these `model_types`; empty for a single weight file.
+
+    `ignored` are fields that config.json has or defaults to, but that do not hold for the model.
+    """
     config_file = companions.config
     if config_file is None:
         return Declared()
@@ -264,17 +262,16 @@ def read_config(companions: Companions, model_types: tuple[str, ...]) -> Declare
         )
     config = _select_tower_config(config_file) if file_type in IMAGE_TOWERS else config_file
     model_type = IMAGE_TOWERS.get(file_type, file_type)
-    head = {"problem_type": config_file.get("problem_type") or config.get("problem_type")}  # the tower has no head
+    head = {name: config_file.get(name) for name in ("problem_type", "id2label")}  # which the tower has not
+    head["problem_type"] = head["problem_type"] or config.get("problem_type")
     validated = validate_values(TransformersConfig, DEFAULTS[model_type] | dict(config) | head, "config.json")
     values = validated.model_dump(exclude_none=True)
-    fields = {hf_vit_name: values[name] for name, hf_vit_name in FIELD_NAMES.items() if name in values}
+    fields = {ours: values[name] for name, ours in FIELD_NAMES.items() if name in values and ours not in ignored}
     if "patch_size" in values:
         fields["patch_size"] = shorten_pair(read_size(values["patch_size"]))
     size = read_size(values.get("image_size"))
-    labels = _read_config_labels(config_file)
-    processor = companions.processor
-    if processor is None:
-        processor = _assume_processor(model_type, size)
+    labels = _read_config_labels(validated.id2label or {})
+    processor = _assume_processor(model_type, size) if companions.processor is None else companions.processor
     return Declared(fields, size, labels, None if processor is None else from_transformers(processor))
 
 
@@ -289,9 +286,8 @@ def _select_tower_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in tower_config.items()}
 
 
-def _read_config_labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _read_config_labels(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the names of the classes in their order; None for transformers' default names or for none."""
-    id2label = validate_values(Classes, config, "config.json").id2label or {}
     class_names = [id2label.get(str(index)) for index in range(len(id2label))]
     if None in class_names:
         raise UserError(

@@ -38,9 +38,7 @@ _TOWER_RULES = (
     KeyRule(_PATCHES, "DCPQ", "keep", "embeddings.patch_embeddings.projection.weight"),
     KeyRule("embeddings.position_embedding.weight", "TD", "as_table", "embeddings.position_embeddings"),
     *dense(f"{_BLOCK}.layer_norm1", "D", f"{_TARGET}.layernorm_before"),
-    *dense(f"{_BLOCK}.self_attn.q_proj", "DD", f"{_ATTENTION}.q_proj"),
-    *dense(f"{_BLOCK}.self_attn.k_proj", "DD", f"{_ATTENTION}.k_proj"),
-    *dense(f"{_BLOCK}.self_attn.v_proj", "DD", f"{_ATTENTION}.v_proj"),
+    *dense(f"{_BLOCK}.self_attn.{{q,k,v}}_proj", "DD", f"{_ATTENTION}.{{q,k,v}}_proj"),
     *dense(f"{_BLOCK}.self_attn.out_proj", "DD", f"{_ATTENTION}.o_proj"),
     *dense(f"{_BLOCK}.layer_norm2", "D", f"{_TARGET}.layernorm_after"),
     *dense(f"{_BLOCK}.mlp.fc1", "MD", f"{_TARGET}.mlp.fc1"),
@@ -92,7 +90,6 @@ CLIP = Origin(
         *dense("pre_layrnorm", "D", "embeddings.layernorm"),
         KeyRule("visual_projection.weight", "LD", "keep", "classifier.weight", part="head"),
     ),
-    block_pattern=r"encoder\.layers\.(0|[1-9]\d*)\.",
     recognizes=make_recognizer(_PATCHES, _BASES, rf"{_CLASS}$"),
     names=_names,
     configure=_configure_clip,
@@ -181,17 +178,6 @@ SIGLIP = replace(
 # SigLIP 2 for images in their own shape (NaFlex, arXiv 2502.14786): patches come as vectors, and the position table is
 # resized to the grid of every image.
 
-
-def _configure_siglip2(network: Network) -> Fields:
-    """Return the fields of the config; resizing is that of FlexiViT."""
-    return _configure_siglip(network.with_linear_patches()) | {"position_interpolation": "flexivit"}
-
-
-def _read_declared_siglip2(companions: Companions, shapes: Shapes) -> Declared:
-    """Return the facts in config.json, which has a number of patches instead of an image size."""
-    return replace(read_config(companions, ("siglip2_vision_model", "siglip2")), image_size=None)
-
-
 SIGLIP2 = replace(
     SIGLIP,
     name="transformers_siglip2",
@@ -203,8 +189,11 @@ SIGLIP2 = replace(
         SIGLIP.recognizes(shapes)
         and any(len(shape) == 2 for key, shape in shapes.items() if key.endswith(f".{_PATCHES}") or key == _PATCHES)
     ),
-    configure=_configure_siglip2,
-    declared=_read_declared_siglip2,
+    configure=lambda network: _configure_siglip(network.with_linear_patches()) | {"position_interpolation": "flexivit"},
+    # config.json has a number of patches instead of an image size.
+    declared=lambda companions, shapes: replace(
+        read_config(companions, ("siglip2_vision_model", "siglip2")), image_size=None
+    ),
 )
 
 # CLIP with the names of OpenAI's code and OpenCLIP, with the text tower or alone.
@@ -313,7 +302,6 @@ OPEN_CLIP = Origin(
         *dense("ln_post", "D", "layernorm"),
         KeyRule("proj", "DL", "transpose", "classifier.weight", "head"),
     ),
-    block_pattern=r"transformer\.resblocks\.(0|[1-9]\d*)\.",
     recognizes=make_recognizer(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_OPEN_CLASS}$", _OPEN_BLOCKS),
     names=_open_clip_names,
     configure=_configure_open_clip,
@@ -370,17 +358,13 @@ def _configure_perception_encoder(network: Network) -> Fields:
     }
 
 
-def _assign_part(rule: KeyRule) -> KeyRule:
-    """Return OpenCLIP's rule as part of an optional part, where Perception Encoder's models may lack the key."""
-    parts = {_OPEN_CLASS: "cls", "ln_post.weight": "norm", "ln_post.bias": "norm"}
-    return replace(rule, part=parts.get(rule.key, rule.part))
-
-
+# OpenCLIP's keys that Perception Encoder's models may lack -> the optional part they belong to.
+_PE_PARTS = {_OPEN_CLASS: "cls", "ln_post.weight": "norm", "ln_post.bias": "norm"}
 PERCEPTION_ENCODER = replace(
     OPEN_CLIP,
     name="perception_encoder",
     rules=(
-        *map(_assign_part, OPEN_CLIP.rules),
+        *(replace(rule, part=_PE_PARTS.get(rule.key, rule.part)) for rule in OPEN_CLIP.rules),
         KeyRule(f"{_PE_POOL}.probe", "11D", "keep", f"{_POOL}.probe", "map"),
         KeyRule(
             f"{_PE_POOL}.attn.in_proj_weight", ("3D", "D"), "keep", f"{_POOL}.attention.{{q,k,v}}_proj.weight", "map"

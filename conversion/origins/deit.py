@@ -9,7 +9,7 @@ from functools import partial
 
 from hf_vit.conversion.origins import timm
 from hf_vit.conversion.origins.beside import IMAGENET_PIXELS
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, find_heads
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, find_heads, weights
 from hf_vit.conversion.origins.wrapped import make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Shapes
 
@@ -76,7 +76,6 @@ DEIT = replace(
     ),
     names=_make_deit_names,
     configure=_configure_deit,
-    rules_of=None,
     declared=lambda companions, shapes: Declared(processor=IMAGENET_PIXELS),
     assumed={
         "num_attention_heads": timm.VIT.assumed["num_attention_heads"],
@@ -112,8 +111,7 @@ VIT5 = replace(
         KeyRule("reg_token", "1GD", "keep", "embeddings.register_tokens"),
         KeyRule(f"{_FIRST_ATTENTION}.rope.freqs", "F", "base", "rotary_base"),
         KeyRule(f"{_FIRST_ATTENTION}.rope_reg.freqs", "F", "base", "rotary_register_base"),
-        KeyRule(f"{_BLOCK}.attn.q_norm.weight", "K", "keep", f"{_TARGET}.attention.q_layernorm.weight", "qk_norm"),
-        KeyRule(f"{_BLOCK}.attn.k_norm.weight", "K", "keep", f"{_TARGET}.attention.k_layernorm.weight", "qk_norm"),
+        *weights(f"{_BLOCK}.attn.{{q,k}}_norm", "K", f"{_TARGET}.attention.{{q,k}}_layernorm", "qk_norm"),
         *(
             replace(rule, part="layernorm") if rule.key.endswith(("norm1.bias", "norm2.bias")) else rule
             for rule in timm.BLOCK_RULES

@@ -6,7 +6,17 @@ Sources: EVA, arXiv 2211.07636; EVA-02, 2303.11331; EVA-CLIP, 2303.15389.
 import re
 
 from hf_vit.conversion.origins.beside import CLIP_PIXELS
-from hf_vit.conversion.origins.origin import ASSUMED_HEADS, Declared, Fields, KeyNames, KeyRule, Network, Origin, dense
+from hf_vit.conversion.origins.origin import (
+    ASSUMED_HEADS,
+    Declared,
+    Fields,
+    KeyNames,
+    KeyRule,
+    Network,
+    Origin,
+    dense,
+    weights,
+)
 from hf_vit.conversion.origins.wrapped import find_prefixes, make_recognizer, unwrap
 from hf_vit.conversion.readers import Shapes
 from hf_vit.errors import UserError
@@ -71,11 +81,8 @@ EVA = Origin(
         *dense(f"{_BLOCK}.norm1", "D", f"{_TARGET}.layernorm_before"),
         KeyRule(f"{_BLOCK}.attn.q_bias", "D", "keep", f"{_TARGET}.attention.q_proj.bias", "qv_bias"),
         KeyRule(f"{_BLOCK}.attn.v_bias", "D", "keep", f"{_TARGET}.attention.v_proj.bias", "qv_bias"),
-        KeyRule(f"{_BLOCK}.attn.qkv.weight", ("3D", "D"), "keep", f"{_TARGET}.attention.{{q,k,v}}_proj.weight", "qkv"),
-        *(
-            KeyRule(f"{_BLOCK}.attn.{name}.weight", "DD", "keep", f"{_TARGET}.attention.{name}.weight", "without qkv")
-            for name in ("q_proj", "k_proj", "v_proj")
-        ),
+        *weights(f"{_BLOCK}.attn.qkv", ("3D", "D"), f"{_TARGET}.attention.{{q,k,v}}_proj", "qkv"),
+        *weights(f"{_BLOCK}.attn.{{q,k,v}}_proj", "DD", f"{_TARGET}.attention.{{q,k,v}}_proj", "without qkv"),
         *dense(f"{_BLOCK}.attn.inner_attn_ln", "D", f"{_TARGET}.attention.inner_layernorm", "norm_in_attention"),
         *dense(f"{_BLOCK}.attn.proj", "DD", f"{_TARGET}.attention.o_proj"),
         KeyRule(f"{_BLOCK}.gamma_1", "D", "keep", f"{_TARGET}.layer_scale1.lambda1", "layer_scale"),
@@ -92,7 +99,6 @@ EVA = Origin(
         *dense("norm", "D", "layernorm", "without norm_after"),
         *dense("head", "LD", "classifier", "head"),
     ),
-    block_pattern=r"blocks\.(0|[1-9]\d*)\.",
     recognizes=make_recognizer(
         _PATCHES, _BASES, r"(^|\.)blocks\.\d+\.attn\.q_bias$", lacks=r"relative_position|rel_pos_bias"
     ),

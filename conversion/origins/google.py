@@ -21,13 +21,12 @@ from hf_vit.conversion.origins.origin import (
     Network,
     Origin,
     Patches,
-    count_units,
-    make_resnet_rules,
     shorten_pair,
 )
 from hf_vit.conversion.origins.wrapped import find_first_reason
 from hf_vit.conversion.readers import Shapes
 from hf_vit.errors import UserError
+from hf_vit.models.configuration_hf_resnet import compute_stem_stride
 
 PREFIXES = ("", "opt/target/", "target/", "params/")
 _IMAGE_PREFIXES = (*PREFIXES, *(f"{prefix}img/" for prefix in PREFIXES))  # img/ in contrastive models
@@ -147,11 +146,6 @@ _has_stem = _make_key_test(r"(^|/)(conv_root|gn_root|block\d+/unit\d+)/")
 _has_parts_of_big_vision = _make_key_test(r"(^|/)(MAPHead_0/.|probe$|Transformer/encoderblock/.)")
 
 
-def _make_vit_jax_names(shapes: Shapes) -> KeyNames:
-    """Return the names of the keys of a file of vit_jax."""
-    return _renumber(_make_names_at_anchor(TABLE, "position tables", shapes))
-
-
 def _renumber(names: KeyNames) -> KeyNames:
     """Number each kind of module separately, in order, like the original code's `convert_pre_linen`."""
     numbers: dict[tuple[str, str], set[int]] = defaultdict(set)  # (scope, kind of module) -> its numbers
@@ -196,9 +190,8 @@ def _configure_vit(network: Network, patches: Patches | None = None, special_row
 VIT_JAX = Origin(
     name="vit_jax",
     rules=RULES,
-    block_pattern=r"Transformer/encoderblock_(0|[1-9]\d*)/",
     recognizes=lambda shapes: _has_table(shapes) and not _has_stem(shapes) and not _has_parts_of_big_vision(shapes),
-    names=_make_vit_jax_names,
+    names=lambda shapes: _renumber(_make_names_at_anchor(TABLE, "position tables", shapes)),
     configure=_configure_vit,
     without={"pre_logits": {"R": "D"}},
     assumed={"pooling": "the mean of the patches, as there is no class token", "processor": ORIGINAL_PIXELS},
@@ -234,10 +227,7 @@ def _make_stem_rules(stem: str) -> tuple[KeyRule, ...]:
     )
 
 
-_depths = partial(count_units, r"block([1-9]\d{0,3})/unit([1-9]\d{0,3})/", 1)
-
-
-def derive_stem_fields(network: Network, depths: tuple[int, ...]) -> tuple[Fields, Patches]:
+def _derive_stem_fields(network: Network) -> tuple[Fields, Patches]:
     """Return the config's fields for a stem, and the patches that its feature map is cut into."""
     width = network.dims["W"]
     patch = network.dims.get("P", 1)
@@ -246,15 +236,14 @@ def derive_stem_fields(network: Network, depths: tuple[int, ...]) -> tuple[Field
             f"the stem has {width} channels, but GroupNorm needs a multiple of 32, so the file is damaged or "
             "has another format; download it again"
         )
-    # The root has a stride of 4 px, every stage after the first doubles it.
-    patches = Patches((patch, patch), stem_stride=4 * 2 ** max(len(depths) - 1, 0))
-    return {"stage_depths": depths, "stem_width": width, "stem_patch_size": patch}, patches
+    patches = Patches((patch, patch), stem_stride=compute_stem_stride(network.stage_depths))
+    return {"stage_depths": network.stage_depths, "stem_width": width, "stem_patch_size": patch}, patches
 
 
-def _configure_hybrid(network: Network) -> Fields:
-    """Return the fields of a hybrid's config."""
-    stem, patches = derive_stem_fields(network, _depths(network.shapes))
-    return stem | _configure_vit(network, patches)
+def configure_stem(constants: Fields, after: Callable[[Network, Patches], Fields], network: Network) -> Fields:
+    """Return the fields of `HfHybridViTConfig`: the stem's, `constants`, and those `after` returns for the blocks."""
+    stem, patches = _derive_stem_fields(network)
+    return stem | constants | after(network, patches)
 
 
 VIT_JAX_HYBRID = replace(
@@ -266,9 +255,8 @@ VIT_JAX_HYBRID = replace(
         *RULES[1:],
     ),
     recognizes=lambda shapes: _has_table(shapes) and _has_stem(shapes),
-    configure=_configure_hybrid,
+    configure=partial(configure_stem, {}, _configure_vit),
     family="hybrid",
-    rules_of=partial(make_resnet_rules, _depths),
 )
 
 # big_vision: the blocks of vit_jax. Positions are added before the class token is attached, and layers of a scan are
@@ -328,11 +316,12 @@ def _stack(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
     """Return the rules for files with one array per block, or with one array for all blocks."""
     if not any(name.startswith(_STACKED) for name in shapes):
         return rules
-
-    def stack(rule: KeyRule) -> KeyRule:
-        return replace(rule, key=rule.key.replace(f"_{BLOCK}/", "/", 1), axes=("N", *rule.axes), stacked=True)
-
-    return tuple(stack(rule) if rule.in_block else rule for rule in rules)
+    return tuple(
+        replace(rule, key=rule.key.replace(f"_{BLOCK}/", "/", 1), axes=("N", *rule.axes), stacked=True)
+        if rule.in_block
+        else rule
+        for rule in rules
+    )
 
 
 def _configure_big_vision(network: Network) -> Fields:
@@ -434,17 +423,12 @@ def _is_resnet(root: str, shapes: Shapes) -> bool:
     return any(not any(key.startswith(f"{prefix}Transformer/") for key in shapes) for prefix in prefixes)
 
 
-def derive_bit_fields(network: Network, depths: tuple[int, ...], pre_activation: bool) -> Fields:
-    """Return the fields of `HfBitConfig`."""
-    stem, _ = derive_stem_fields(network, depths)
+def configure_bit(constants: Fields, network: Network) -> Fields:
+    """Return the fields of `HfBitConfig`, with these constants."""
+    stem, _ = _derive_stem_fields(network)
     size = BIT_IMAGE_SIZE if network.image_size is None else shorten_pair(network.image_size)
     sizes = {name: stem[name] for name in ("stage_depths", "stem_width")}
-    return {**sizes, "num_channels": network.dims["C"], "image_size": size, "pre_activation": pre_activation}
-
-
-def _configure_bit(pre_activation: bool, network: Network) -> Fields:
-    """Return the fields of a BiT's config."""
-    return derive_bit_fields(network, _depths(network.shapes), pre_activation)
+    return {**sizes, "num_channels": network.dims["C"], "image_size": size, **constants}
 
 
 def _select_bit_paper_names(shapes: Shapes) -> KeyNames:
@@ -481,12 +465,10 @@ def _select_bit_paper_names(shapes: Shapes) -> KeyNames:
 BIT = Origin(
     name="bit",
     rules=(*_make_stem_rules("encoder"), *_make_dense_rules("head", "FL", "classifier", "head")),
-    block_pattern="",
     recognizes=partial(_is_resnet, "conv_root/kernel"),
     names=partial(_make_names_at_anchor, "conv_root/kernel", "ResNets"),
-    configure=partial(_configure_bit, False),
+    configure=partial(configure_bit, {"pre_activation": False}),
     family="bit",
-    rules_of=partial(make_resnet_rules, _depths),
     assumed={"processor": ORIGINAL_PIXELS},
 )
 BIT_PAPER = replace(
@@ -500,7 +482,7 @@ BIT_PAPER = replace(
     ),
     recognizes=lambda shapes: _is_resnet(_ROOT, shapes) or any(map(_BIG_TRANSFER_ROOT.fullmatch, shapes)),
     names=_select_bit_paper_names,
-    configure=partial(_configure_bit, True),
+    configure=partial(configure_bit, {"pre_activation": True}),
     assumed={
         "zero_padded_pool": "the root pools what lies within the map, as in big_vision (big_transfer pads with zeros: "
         "from_pretrained(folder, zero_padded_pool=True))",
@@ -542,7 +524,6 @@ MIXER = Origin(
         *_make_norm_rules("pre_head_layer_norm", "layernorm"),
         *_make_dense_rules("head", "DL", "classifier", "head"),
     ),
-    block_pattern=r"MixerBlock_(0|[1-9]\d*)/",
     recognizes=lambda shapes: (
         any(f"{prefix}{_MIXER_STEM}" in shapes for prefix in _IMAGE_PREFIXES)
         and _make_key_test("/token_mixing/")(shapes)

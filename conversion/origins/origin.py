@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from hf_vit.errors import UserError
 Pair = tuple[int, int]
 Fields = dict[str, Any]
 BLOCK = "{i}"  # placeholder for a block's number in names of keys and parameters
-WITHOUT = "without "  # prefix of a part's name, for keys that exist only if the part does not
+WITHOUT = "without "  # prefix of names of parts, for keys that exist only if none of these parts does
 HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}  # in released models; other heads are 64 wide
 ASSUMED_HEADS = "heads of 64 (16 heads at widths of 1152, 1280, 1408, 1664 and 1792)"
 
@@ -112,6 +113,15 @@ SETTINGS: dict[str, Callable[[torch.Tensor, Mapping[str, int]], Any]] = {
 }
 
 
+def spread_braces(name: str) -> tuple[str, ...]:
+    """Return a name for each alternative, "" for "_": "{q,k}_proj" -> ("q_proj", "k_proj")."""
+    match = re.search(r"\{(\w+(?:,\w+)+)\}", name)
+    if match is None:
+        return (name,)
+    alternatives = match[1].split(",")
+    return tuple("" if each == "_" else name.replace(match[0], each) for each in alternatives)
+
+
 @dataclass(frozen=True)
 class KeyRule:
     """One line of a key table.
@@ -130,7 +140,7 @@ class KeyRule:
         parameter: name in the bare model, or in its classifier. "{q,k,v}_proj" means three parameters, which get equal
             parts of the array along its first axis, in that order.
         part: "" for keys that always exist; otherwise the optional part they belong to, which exists completely or not
-            at all; or "without PART" for keys that exist only without that part.
+            at all; or "without PART" for keys that exist only without that part, or "without PART, PART".
         stacked: whether one array holds all blocks, along its first axis "N"; `{i}` is then only in the parameter.
     """
 
@@ -143,12 +153,8 @@ class KeyRule:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Return the parameters that the array fills, in the order of its parts."""
-        match = re.search(r"\{(\w+(?:,\w+)+)\}", self.parameter)
-        if match is None:
-            return (self.parameter,)
-        names = match[1].split(",")
-        return tuple("" if name == "_" else self.parameter.replace(match[0], name) for name in names)
+        """Return the parameters that the array fills, in the order of its parts; "" for a part that is left out."""
+        return spread_braces(self.parameter)
 
     @property
     def stack_axis(self) -> int:
@@ -159,6 +165,11 @@ class KeyRule:
     def in_block(self) -> bool:
         """Return whether the rule has one key in every block."""
         return BLOCK in self.key
+
+    @property
+    def in_unit(self) -> bool:
+        """Return whether the rule has one key in every unit of a ResNet, see `for_unit`."""
+        return "{u" in self.key
 
     def for_block(self, block: int) -> "KeyRule":
         """Return the rule for one block."""
@@ -265,6 +276,7 @@ class Network:
     parts: frozenset[str]  # the optional parts that exist
     shapes: Shapes  # normal key -> shape
     image_size: Pair | None  # (height, width) in px, if given
+    stage_depths: tuple[int, ...]  # number of units in every stage of a ResNet; () without one
 
     @property
     def patches(self) -> Patches:
@@ -338,14 +350,13 @@ class Origin:
 
     name: str  # name in reports and records
     rules: tuple[KeyRule, ...]  # the key table
-    block_pattern: str  # regular expression that finds a block's number (group 1) in a normal key; "" without blocks
     recognizes: Callable[[Shapes], bool]
     names: Callable[[Shapes], KeyNames]
     configure: Callable[[Network], Fields]  # returns fields of the config; raises UserError if no model fits
     family: str = "plain"  # key of `hf_vit.families.FAMILIES`
     # part -> letters of axes that mean another letter if the part does not exist
     without: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, dict[str, str]])
-    # (rules, normal key -> shape) -> the rules for that file, if rules cover more than the blocks
+    # (rules, normal key -> shape) -> the rules for that file, if they are not the same for all
     rules_of: Callable[[tuple[KeyRule, ...], Shapes], tuple[KeyRule, ...]] | None = None
     # (files beside the weights, key -> shape) -> their facts; raises UserError for features that no model here has
     declared: Callable[[Companions, Shapes], Declared] | None = None
@@ -362,6 +373,18 @@ class Origin:
     # optional part -> parameters to fill with zeros if the file has the part, as the source's model lacks them
     zeros: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     package: str = ""  # library to recommend for a refused feature
+
+    @cached_property
+    def has_units(self) -> bool:
+        """Return whether the network has a ResNet."""
+        return any(rule.in_unit for rule in self.rules)
+
+    @cached_property
+    def block_pattern(self) -> str:
+        """Return the regular expression that finds a block's number (group 1) in a normal key; "" without blocks."""
+        key = next((rule.key for rule in self.rules if rule.in_block), "")
+        beginning, _, rest = key.partition(BLOCK)
+        return rf"{re.escape(beginning)}(0|[1-9]\d*){re.escape(rest[0])}" if key else ""
 
 
 def find_heads(width: int, exceptions: Mapping[int, int] = HEADS_OF_WIDTH) -> dict[str, int]:
@@ -388,58 +411,61 @@ def split_axis(axis: str) -> tuple[int, str]:
 
 def dense(
     source: str, axes: Sequence[str], target: str = "", part: str = "", bias_part: str | None = None
-) -> tuple[KeyRule, KeyRule]:
+) -> tuple[KeyRule, ...]:
     """Return the rules for weight and bias of a dense layer or norm of PyTorch.
 
     Args:
-        source: key without ".weight" and ".bias".
+        source: key without ".weight" and ".bias"; "{q,k,v}_proj" means three layers.
         axes: axes of the weight, output first.
-        target: parameter without ".weight" and ".bias"; default: `source`.
+        target: parameter without ".weight" and ".bias", for several layers with braces too; default: `source`.
         part: the optional part of the weight.
         bias_part: the optional part of the bias; default: `part`.
     """
-    target = target or source
-    bias_part = part if bias_part is None else bias_part
-    return (
-        KeyRule(f"{source}.weight", axes, "keep", f"{target}.weight", part),
-        KeyRule(f"{source}.bias", axes[:1], "keep", f"{target}.bias", bias_part),
-    )
+    rules: list[KeyRule] = []
+    for rule in weights(source, axes, target, part):
+        key, parameter = (name.removesuffix("weight") + "bias" for name in (rule.key, rule.parameter))
+        rules += [rule, KeyRule(key, axes[:1], "keep", parameter, part if bias_part is None else bias_part)]
+    return tuple(rules)
+
+
+def weights(source: str, axes: Sequence[str], target: str = "", part: str = "") -> tuple[KeyRule, ...]:
+    """Return the rules for layers or norms without bias; see `dense`."""
+    sources = spread_braces(source)
+    targets = spread_braces(target or source) if len(sources) > 1 else (target or source,)
+    pairs = zip(sources, targets, strict=True)
+    return tuple(KeyRule(f"{key}.weight", axes, "keep", f"{name}.weight", part) for key, name in pairs)
 
 
 MAX_STAGES = 16  # keys with larger numbers of stages or units are reported as left over
 MAX_UNITS = 1000
 
 
-def count_units(pattern: str, first: int, names: Iterable[str]) -> tuple[int, ...]:
-    """Return the number of units in every stage of a ResNet: the highest number, so that gaps are noticed.
-
-    Args:
-        pattern: regular expression for the numbers of stage and unit (groups 1 and 2).
-        first: the first number.
-        names: the keys.
-    """
+def count_units(rules: Iterable[KeyRule], names: Iterable[str]) -> tuple[int, ...]:
+    """Return the number of units in every stage of a ResNet: the highest number in a name, so that gaps are noticed."""
+    key = next((rule.key for rule in rules if rule.in_unit), "")
+    first = 0 if "{s-1}" in key else 1
+    number = r"(\d{1,3})" if first == 0 else r"([1-9]\d{0,3})"
+    beginning, between, end = re.split(r"\{[su](?:-1)?\}", key)
+    pattern = re.compile(rf"{re.escape(beginning)}{number}{re.escape(between)}{number}{re.escape(end[0])}")
     depths: dict[int, int] = {}
-    for name in names:
-        if match := re.match(pattern, name):
-            stage, unit = int(match[1]) - first, int(match[2]) - first
-            if 0 <= stage < MAX_STAGES and 0 <= unit < MAX_UNITS:
-                depths[stage] = max(depths.get(stage, 1), unit + 1)
+    for match in filter(None, map(pattern.match, names)):
+        stage, unit = int(match[1]) - first, int(match[2]) - first
+        if 0 <= stage < MAX_STAGES and 0 <= unit < MAX_UNITS:
+            depths[stage] = max(depths.get(stage, 1), unit + 1)
     return tuple(depths.get(stage, 1) for stage in range(max(depths, default=-1) + 1))
 
 
-def make_resnet_rules(
-    depths_of: Callable[[Iterable[str]], tuple[int, ...]], rules: tuple[KeyRule, ...], shapes: Shapes
-) -> tuple[KeyRule, ...]:
-    """Return one rule per key of a ResNet, with axes as multiples of the root's width W.
+def make_resnet_rules(rules: tuple[KeyRule, ...], depths: Iterable[int], shapes: Shapes) -> tuple[KeyRule, ...]:
+    """Return one rule per key of a ResNet with so many units, and with axes as multiples of the root's width W.
 
     Only the first unit of a stage has a projection. Norms and heads of Google's older files have leading axes of size
     1.
     """
-    unit_rules = [rule for rule in rules if "{u" in rule.key]
-    other_rules = [rule for rule in rules if "{u" not in rule.key]
+    unit_rules = [rule for rule in rules if rule.in_unit]
+    other_rules = [rule for rule in rules if not rule.in_unit]
     expanded: list[KeyRule] = []
     channels = "W"  # what the next unit reads, and in the end the last map's
-    for stage, depth in enumerate(depths_of(shapes), start=1):
+    for stage, depth in enumerate(depths, start=1):
         output_channels = f"{4 * 2 ** (stage - 1)}W"
         for unit in range(1, depth + 1):
             sizes = {"U": f"{2 ** (stage - 1)}W", "O": output_channels, "I": channels}

@@ -101,7 +101,7 @@ def _find_timm_origin(name: str, config: Mapping[str, Any], shapes: Shapes) -> O
         return timm.RMSNORM
     if timm_eva.has_architecture(name) and timm_eva.EVA.recognizes(shapes):
         return timm_eva.EVA  # some of these files have the keys of the original code
-    if aim.is_timm_architecture(name) and aim.TIMM_AIMV2.recognizes(shapes):
+    if re.fullmatch(r"aimv2_\w+", name) and aim.TIMM_AIMV2.recognizes(shapes):
         return aim.TIMM_AIMV2
     return None
 
@@ -110,7 +110,7 @@ def _find_models_below_prefixes(shapes: Shapes) -> dict[str, str]:
     """Return prefix -> the origin of the model whose keys are below it; of nested prefixes, the shortest."""
     prefixes = {key[: match.end()] for key in shapes for match in re.finditer(r"[./]", key)}
     models: dict[str, str] = {}
-    for prefix in sorted(prefixes, key=len)[:MAX_PREFIXES]:
+    for prefix in sorted(prefixes, key=lambda prefix: (len(prefix), prefix))[:MAX_PREFIXES]:
         keys_below_prefix = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
         origin_name = next((origin.name for origin in ORIGINS if origin.recognizes(keys_below_prefix)), None)
         if origin_name is not None and not prefix.startswith(tuple(models)):

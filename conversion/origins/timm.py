@@ -6,7 +6,7 @@ from the architecture and the arguments in config.json; this module lists the ex
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -21,7 +21,7 @@ from hf_vit.conversion.origins.beside import (
     read_size,
     validate_values,
 )
-from hf_vit.conversion.origins.google import STEM, configure_mixer, derive_bit_fields, derive_stem_fields
+from hf_vit.conversion.origins.google import STEM, configure_bit, configure_mixer, configure_stem
 from hf_vit.conversion.origins.origin import (
     ASSUMED_HEADS,
     Declared,
@@ -31,11 +31,9 @@ from hf_vit.conversion.origins.origin import (
     Network,
     Origin,
     Patches,
-    count_units,
     dense,
     find_heads,
     format_size,
-    make_resnet_rules,
     shorten_pair,
 )
 from hf_vit.conversion.origins.wrapped import make_recognizer, rename_keys, strip_wrappers, unwrap
@@ -44,7 +42,7 @@ from hf_vit.errors import UserError
 from hf_vit.models.configuration_hf_vit import PositionInterpolation
 
 # timm 1.0: by default heads are 64 wide, the GELU is exact and eps is 1e-6. Architectures with other values, which
-# their weights do not show (the first match counts).
+# their weights do not show (all matches count).
 EXCEPTIONS: dict[str, Fields] = {
     r"vit_so400m_patch16_siglip_(gap_)?\d+": {"num_attention_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
     r"vit_so400m_.+": {"num_attention_heads": 16},
@@ -117,14 +115,14 @@ _RELATIVE_RULES = (
     *_make_offset_mlp_rules("shared_rel_pos", "shared_offset_mlp"),
     KeyRule(f"{_BLOCK}.attn.rel_pos.relative_position_bias_table", "OA", "keep", _OFFSETS, "offset_table"),
 )
-_RELATIVE = frozenset(rule.part for rule in _RELATIVE_RULES)
+_RELATIVE = tuple(dict.fromkeys(rule.part for rule in _RELATIVE_RULES))
 RULES = (
     KeyRule(PATCHES, "DCPQ", "keep", "embeddings.patch_embeddings.projection.weight"),
     KeyRule("patch_embed.proj.bias", "D", "keep", "embeddings.patch_embeddings.projection.bias", "without norm_before"),
     KeyRule("cls_token", "11D", "keep", "embeddings.cls_token", "cls"),
     KeyRule("dist_token", "11D", "keep", "embeddings.distillation_token", "distillation"),
     KeyRule("reg_token", "1GD", "keep", "embeddings.register_tokens", "registers"),
-    KeyRule("pos_embed", "1TD", "keep", "embeddings.position_embeddings"),
+    KeyRule("pos_embed", "1TD", "keep", "embeddings.position_embeddings", f"without {', '.join(_RELATIVE)}"),
     *dense("norm_pre", "D", "embeddings.layernorm", "norm_before"),
     *BLOCK_RULES,
     *_RELATIVE_RULES,
@@ -163,9 +161,18 @@ def refuse_foreign(architecture: str) -> None:
             )
 
 
-def _find_fields(table: Mapping[str, Fields], architecture: str) -> Fields:
-    """Return the fields of the first entry of a table that matches an architecture."""
-    return next((dict(fields) for pattern, fields in table.items() if re.fullmatch(pattern, architecture)), {})
+def find_fields(table: Mapping[str, Fields], architecture: str) -> Fields:
+    """Return the fields of all entries of a table that match an architecture; later ones win."""
+    fields: Fields = {}
+    for pattern, values in table.items():
+        fields |= values if re.fullmatch(pattern, architecture) else {}
+    return fields
+
+
+def read_config_file(companions: Companions) -> tuple[TimmConfig, str, Fields]:
+    """Return timm's config.json, the name of the architecture without its tag ("" if there is none), and arguments."""
+    config_file = validate_values(TimmConfig, companions.config or {}, "config.json")
+    return config_file, (config_file.architecture or "").partition(".")[0], config_file.model_args or {}
 
 
 # Files with a fused projection in blocks, and with patches that are cut from the image itself.
@@ -189,12 +196,6 @@ def with_swiglu(names: KeyNames, shapes: Shapes) -> KeyNames:
         spellings = {"w1": "fc1_g", "w2": "fc1_x", "w3": "fc2"}
     pooling = {"attn_pool.": "attn_pool."}  # whose MLP has no gate, and keeps its names
     return rename_keys(names, pooling | {f".mlp.{new}.": f".mlp.{old}." for new, old in spellings.items()})
-
-
-def _select_rules(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
-    """Return the rules, without the position table if relative positions replace it."""
-    is_relative = any("rel_pos." in name for name in shapes) and "pos_embed" not in shapes
-    return tuple(rule for rule in rules if rule.key != "pos_embed") if is_relative else rules
 
 
 def configure(network: Network) -> Fields:
@@ -234,7 +235,7 @@ def _derive_common_fields(network: Network, patches: Patches) -> Fields:
         "use_distillation_head": False if has_one_head else None,
         "representation_size": dims["R"] if "pre_logits" in parts else None,
     }
-    positions = _derive_relative_positions if _RELATIVE & parts else derive_position_fields
+    positions = derive_position_fields if parts.isdisjoint(_RELATIVE) else _derive_relative_positions
     return fields | positions(network, patches)
 
 
@@ -283,9 +284,9 @@ def _derive_relative_positions(network: Network, patches: Patches) -> Fields:
 
 def declared(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts about architecture, arguments and preprocessing in timm's config.json."""
+    key_names = set(strip_wrappers(shapes))
     if companions.config is None:
-        _refuse_unlikely(shapes, {})
-        key_names = strip_wrappers(shapes)
+        _refuse_unlikely(key_names, {})
         is_relative = any("rel_pos." in name for name in key_names)
         # With a layer scale, timm's blocks normalize before each layer; without one, there are both kinds.
         if is_relative and not any(name.endswith(".ls1.gamma") for name in key_names):
@@ -294,30 +295,26 @@ def declared(companions: Companions, shapes: Shapes) -> Declared:
                 "folder with timm's config.json"
             )
         return Declared()
-    config_file = validate_values(TimmConfig, companions.config, "config.json")
+    config_file, architecture, arguments = read_config_file(companions)
     if config_file.architecture is None:
         raise UserError("the weights are timm's, but config.json has no 'architecture'; give timm's config.json")
-    architecture = config_file.architecture.partition(".")[0]
     if not re.fullmatch(r"(vit|deit|deit3|flexivit|test_vit)\d?(_[\w-]+)?", architecture):
         raise UserError(
             f"config.json has the architecture '{architecture:.80}' of timm, but the weights are those of a "
             "plain ViT (vit_*, deit*_* or flexivit_*); give the config.json of these weights"
         )
-    arguments = _find_fields(ARGUMENTS, architecture) | (config_file.model_args or {})
-    _refuse_unlikely(shapes, arguments)
-    special = {"cls_token", "dist_token", "reg_token"} & set(strip_wrappers(shapes))
-    fields = {"layer_norm_eps": 1e-6} | _find_fields(EXCEPTIONS, architecture)
-    fields |= convert_arguments({"global_pool": config_file.global_pool, **arguments}, has_special=bool(special))
-    if fields.get("pooling") == "map" and arguments.get("pool_include_prefix") and "reg_token" in special:
-        fields["pooling"] = "map_with_registers"
-    return declare(config_file, companions.config, fields)
+    arguments = find_fields(ARGUMENTS, architecture) | arguments
+    _refuse_unlikely(key_names, arguments)
+    fields = {"layer_norm_eps": 1e-6} | find_fields(EXCEPTIONS, architecture)
+    fields |= convert_arguments({"global_pool": config_file.global_pool, **arguments}, key_names)
+    return declare(config_file, companions, fields)
 
 
-def declare(config_file: TimmConfig, config: Mapping[str, Any], fields: Mapping[str, Any]) -> Declared:
+def declare(config_file: TimmConfig, companions: Companions, fields: Mapping[str, Any]) -> Declared:
     """Return these fields with the image size, class names and preprocessing in config.json, read as timm does."""
     if config_file.pretrained_cfg is not None and "input_size" not in config_file.pretrained_cfg:
         raise UserError("config.json has a pretrained_cfg without input_size; download the file again")
-    pretrained = config_file.pretrained_cfg or config
+    pretrained = config_file.pretrained_cfg or companions.config or {}
     arguments = config_file.model_args or {}
     pixels = from_timm(pretrained, arguments)
     size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
@@ -327,12 +324,11 @@ def declare(config_file: TimmConfig, config: Mapping[str, Any], fields: Mapping[
     return Declared(fields, read_size(arguments.get("img_size") or size), read_class_names(labels), pixels)
 
 
-def _refuse_unlikely(shapes: Shapes, arguments: Mapping[str, Any]) -> None:
+def _refuse_unlikely(key_names: Collection[str], arguments: Mapping[str, Any]) -> None:
     """Raise a UserError if a part is missing without a word in config.json, or if pooling reads other tokens than here.
 
     timm's attention pooling may read only patches, where the MAP head here reads special tokens too.
     """
-    key_names = strip_wrappers(shapes)
     last_norm_keys = {f"{name}.{part}" for name in ("norm", "fc_norm") for part in ("weight", "bias")}
     if last_norm_keys.isdisjoint(key_names) and arguments.get("final_norm") is not False:
         raise UserError(
@@ -347,11 +343,15 @@ def _refuse_unlikely(shapes: Shapes, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def convert_arguments(arguments: Mapping[str, Any], has_special: bool) -> Fields:
+def convert_arguments(
+    arguments: Mapping[str, Any], key_names: Collection[str], pools_registers: bool = False
+) -> Fields:
     """Return the config's fields that timm's arguments set; raise a UserError for one that no model here has.
 
-    `has_special` tells whether the model has special tokens, which pooling by the mean may include or not.
+    `key_names` show which special tokens the model has, which pooling may include or not; `pools_registers` tells
+    whether attention pooling reads registers without the argument `pool_include_prefix` too.
     """
+    has_special = not {"cls_token", "dist_token", "reg_token"}.isdisjoint(key_names)
     fields: Fields = {}
     for name, value in arguments.items():
         if value is None or value is False or _IGNORED_ARGUMENTS.fullmatch(name):
@@ -371,18 +371,19 @@ def convert_arguments(arguments: Mapping[str, Any], has_special: bool) -> Fields
             raise UserError(
                 f"config.json has the argument {argument} of timm, which hf_vit does not support; use it with timm"
             )
+    pools_registers = pools_registers or bool(arguments.get("pool_include_prefix"))
+    if fields.get("pooling") == "map" and pools_registers and "reg_token" in key_names:
+        fields["pooling"] = "map_with_registers"
     return fields
 
 
 VIT = Origin(
     name="timm_vit",
     rules=RULES,
-    block_pattern=r"blocks\.(0|[1-9]\d*)\.",
     without={"pre_logits": {"R": "D"}},
     recognizes=recognizes,
     names=names,
     configure=configure,
-    rules_of=_select_rules,
     declared=declared,
     assumed={
         "num_attention_heads": ASSUMED_HEADS,
@@ -417,7 +418,7 @@ VIT = Origin(
 def has_rmsnorm(architecture: str, config: Mapping[str, Any]) -> bool:
     """Return whether timm's ViT of this architecture and config.json has RMSNorms."""
     arguments: object = config.get("model_args")
-    all_arguments = _find_fields(ARGUMENTS, architecture) | (arguments if isinstance(arguments, dict) else {})
+    all_arguments = find_fields(ARGUMENTS, architecture) | (arguments if isinstance(arguments, dict) else {})
     return all_arguments.get("norm_layer") == "rmsnorm"
 
 
@@ -489,18 +490,14 @@ def _choose_resizing(arguments: Fields, names: set[str], shapes: Shapes) -> str:
 
 def _read_naflex_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts about arguments and preprocessing in timm's config.json, which must be there."""
-    config_file = validate_values(TimmConfig, companions.config or {}, "config.json")
-    architecture = (config_file.architecture or "").partition(".")[0]
+    config_file, architecture, own_arguments = read_config_file(companions)
     if not re.fullmatch(r"naflexvit_\w+", architecture):
         raise UserError(
             "how timm's NaFlexVit resizes its positions is not in the weights; give the folder with timm's config.json"
         )
-    arguments: Fields = dict(RESIZING)
-    for pattern, values in _NAFLEX_ARGUMENTS.items():
-        arguments |= values if re.fullmatch(pattern, architecture) else {}
-    arguments |= config_file.model_args or {}
+    arguments = RESIZING | find_fields(_NAFLEX_ARGUMENTS, architecture) | own_arguments
     names = {name.replace("embeds.", "") for name in strip_wrappers(shapes)}
-    _refuse_unlikely(dict.fromkeys(names, ()), arguments)
+    _refuse_unlikely(names, arguments)
     resizing = _choose_resizing(arguments, names, shapes)
     if arguments.pop("patchify_channels_last", True) is False:
         raise UserError(
@@ -509,12 +506,9 @@ def _read_naflex_config(companions: Companions, shapes: Shapes) -> Declared:
         )
     arguments.pop("pos_embed_grid_size", None)  # the table shows it
     patch = read_size(arguments.get("patch_size", 16))
-    has_special = bool({"cls_token", "reg_token"} & names)
-    fields = convert_arguments({"global_pool": config_file.global_pool, **arguments}, has_special)
-    if fields.get("pooling") == "map" and arguments.get("pool_include_prefix") and "reg_token" in names:
-        fields["pooling"] = "map_with_registers"
+    fields = convert_arguments({"global_pool": config_file.global_pool, **arguments}, names)
     fields |= {"patch_size": shorten_pair(patch), "position_interpolation": resizing}
-    declared = declare(config_file, companions.config or {}, fields)
+    declared = declare(config_file, companions, fields)
     pixels = dict(declared.processor or {})
     h, w = pixels["crop_size"]["height"] // patch[0], pixels["crop_size"]["width"] // patch[1]
     return replace(declared, image_size=None, processor=pixels | {"max_num_patches": h * w})
@@ -539,7 +533,6 @@ NAFLEX = replace(
     recognizes=make_recognizer(NAFLEX_MODULES["patch_embed.proj."] + "weight", ("",)),
     names=lambda shapes: rename_keys(unwrap(shapes, "embeds.proj.weight", {}), NAFLEX_MODULES),
     configure=_configure_naflex,
-    rules_of=None,
     declared=_read_naflex_config,
 )
 
@@ -574,22 +567,11 @@ def make_resnet_layer_rules(
     return (*rules, *(norm_rules if pre_activation else projection_norm_rules))
 
 
-_depths = partial(count_units, rf"{re.escape(BACKBONE)}\.stages\.(\d{{1,3}})\.blocks\.(\d{{1,3}})\.", 0)
-
-
 def _select_hybrid_names(shapes: Shapes) -> KeyNames:
     """Return the names of the keys; a stem without stages lacks "stem." in its names."""
     key_names = unwrap(shapes, PATCHES, {})
     has_root_only = not any(name.startswith(f"{BACKBONE}.st") for name in key_names.normal)
     return rename_keys(key_names, {f"{BACKBONE}.stem.": f"{BACKBONE}."}) if has_root_only else key_names
-
-
-def configure_stem(
-    depths_of: Callable[[Iterable[str]], tuple[int, ...]], after: Callable[[Network, Patches], Fields], network: Network
-) -> Fields:
-    """Return the fields of `HfHybridViTConfig`: those of the stem, and those that `after` returns for the blocks."""
-    stem, patches = derive_stem_fields(network, depths_of(network.shapes))
-    return stem | STEM_CONSTANTS | after(network, patches)
 
 
 HYBRID = replace(
@@ -602,9 +584,8 @@ HYBRID = replace(
     ),
     recognizes=make_recognizer(PATCHES, ("",), r"patch_embed\.backbone\."),
     names=_select_hybrid_names,
-    configure=partial(configure_stem, _depths, _derive_common_fields),
+    configure=partial(configure_stem, STEM_CONSTANTS, _derive_common_fields),
     family="hybrid",
-    rules_of=partial(make_resnet_rules, _depths),
     refused={
         **VIT.refused,
         rf"{re.escape(BACKBONE)}\.(?!stem\.|stages\.).+": "another stem than BiT's ResNet (ResNet-D, MobileCLIP, ...)",
@@ -622,9 +603,7 @@ def _declare_mean_pooled(
     """Return the facts in the config.json of a model with mean pooling; the first arguments are regular expressions."""
     if companions.config is None:
         return Declared()
-    config_file = validate_values(TimmConfig, companions.config, "config.json")
-    architecture = (config_file.architecture or "").partition(".")[0]
-    arguments = config_file.model_args or {}
+    config_file, architecture, arguments = read_config_file(companions)
     if not re.fullmatch(architectures, architecture):
         raise UserError(
             f"config.json has the architecture '{architecture:.80}' of timm, which does not fit these "
@@ -639,7 +618,7 @@ def _declare_mean_pooled(
         raise UserError(
             f"config.json has global_pool={pooling!r:.80}, but hf_vit only supports 'avg' here; use it with timm"
         )
-    return declare(config_file, companions.config, {})
+    return declare(config_file, companions, {})
 
 
 def _configure_mixer(network: Network) -> Fields:
@@ -666,7 +645,6 @@ MIXER = Origin(
         *dense("norm", "D", "layernorm"),
         *dense("head", "LD", "classifier", "head"),
     ),
-    block_pattern=VIT.block_pattern,
     recognizes=make_recognizer(_MIXER_STEM, ("",), r"\.mlp_tokens\."),
     names=lambda shapes: unwrap(shapes, _MIXER_STEM, {}),
     configure=_configure_mixer,
@@ -683,15 +661,7 @@ MIXER = Origin(
 
 # BiT's ResNetV2 (`resnetv2_*_bit`): the paper's network with two other constants.
 
-BIT_CONSTANTS: Fields = {"weight_standardization": "variance", "zero_padded_pool": True}
-_bit_depths = partial(count_units, r"stages\.(\d{1,3})\.blocks\.(\d{1,3})\.", 0)
-
-
-def configure_bit(depths_of: Callable[[Iterable[str]], tuple[int, ...]], network: Network) -> Fields:
-    """Return the fields of `HfBitConfig` for the pre-activation network of timm and transformers."""
-    return derive_bit_fields(network, depths_of(network.shapes), pre_activation=True) | BIT_CONSTANTS
-
-
+BIT_CONSTANTS: Fields = {"pre_activation": True, "weight_standardization": "variance", "zero_padded_pool": True}
 BIT = Origin(
     name="timm_bit",
     rules=(
@@ -699,12 +669,10 @@ BIT = Origin(
         KeyRule("head.fc.weight", "LF11", "dense", "classifier.weight", "head"),
         KeyRule("head.fc.bias", "L", "keep", "classifier.bias", "head"),
     ),
-    block_pattern="",
     recognizes=make_recognizer("stem.conv.weight", ("",), r"(^|\.)stages\.\d+\.blocks\.\d+\.norm3\."),
     names=lambda shapes: unwrap(shapes, "stem.conv.weight", {}),
-    configure=partial(configure_bit, _bit_depths),
+    configure=partial(configure_bit, BIT_CONSTANTS),
     family="bit",
-    rules_of=partial(make_resnet_rules, _bit_depths),
     declared=partial(
         _declare_mean_pooled,
         r"resnetv2_\d+x\d+_bit(_\w+)?",

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hf_vit.conversion.origins import timm
-from hf_vit.conversion.origins.beside import validate_values
-from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, find_heads
+from hf_vit.conversion.origins.origin import Declared, Fields, KeyNames, KeyRule, Network, dense, find_heads, weights
 from hf_vit.conversion.origins.wrapped import rename_keys, strip_wrappers, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
@@ -103,16 +102,12 @@ def _configure(network: Network) -> Fields:
 
 def _read_timm_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts about architecture, arguments and preprocessing in timm's config.json, which must be there."""
-    config_file = validate_values(timm.TimmConfig, companions.config or {}, "config.json")
-    architecture = (config_file.architecture or "").partition(".")[0]
-    arguments = config_file.model_args or {}
+    config_file, architecture, arguments = timm.read_config_file(companions)
     if not has_architecture(architecture):
         raise UserError(
             "the weights do not record how their rotary positions are computed; give the folder with timm's config.json"
         )
-    fields: Fields = {}
-    for pattern, values in _FIELDS.items():
-        fields |= values if re.fullmatch(pattern, architecture) else {}
+    fields = timm.find_fields(_FIELDS, architecture)
     is_rotary = arguments.get("use_rot_pos_emb", fields.get("rotary_embedding") is not None)
     if is_rotary and fields.get("rotary_embedding") is None:
         fields |= _AXIAL
@@ -126,11 +121,9 @@ def _read_timm_config(companions: Companions, shapes: Shapes) -> Declared:
         is_of_eva = name in (*ARGUMENTS, "rope_type", "use_rot_pos_emb")
         if not is_of_eva and not _SHOWN_ARGUMENTS.fullmatch(name):
             common_arguments[name] = value
-    special = {"cls_token", "reg_token"} & set(strip_wrappers(shapes))
-    fields |= timm.convert_arguments(common_arguments, bool(special))
-    if fields.get("pooling") == "map" and "reg_token" in special:  # timm's class pools its registers too
-        fields["pooling"] = "map_with_registers"
-    return timm.declare(config_file, companions.config or {}, fields)
+    # timm's class pools its registers too.
+    fields |= timm.convert_arguments(common_arguments, strip_wrappers(shapes), pools_registers=True)
+    return timm.declare(config_file, companions, fields)
 
 
 def _read_arguments(arguments: Mapping[str, Any]) -> Fields:
@@ -166,10 +159,7 @@ EVA = replace(
         KeyRule("rope.freqs", "2NAF", "dense", f"{_TARGET}.attention.rotary_frequencies", "mixed", stacked=True),
         KeyRule(f"{_BLOCK}.attn.q_bias", "D", "keep", f"{_TARGET}.attention.q_proj.bias", "qv_bias"),
         KeyRule(f"{_BLOCK}.attn.v_bias", "D", "keep", f"{_TARGET}.attention.v_proj.bias", "qv_bias"),
-        *(
-            KeyRule(f"{_BLOCK}.attn.{name}.weight", "DD", "keep", f"{_TARGET}.attention.{name}.weight", "without qkv")
-            for name in ("q_proj", "k_proj", "v_proj")
-        ),
+        *weights(f"{_BLOCK}.attn.{{q,k,v}}_proj", "DD", f"{_TARGET}.attention.{{q,k,v}}_proj", "without qkv"),
         KeyRule(f"{_BLOCK}.attn.q_proj.bias", "D", "keep", f"{_TARGET}.attention.q_proj.bias", "separate_bias"),
         KeyRule(f"{_BLOCK}.attn.v_proj.bias", "D", "keep", f"{_TARGET}.attention.v_proj.bias", "separate_bias"),
         *dense(f"{_BLOCK}.attn.norm", "D", f"{_TARGET}.attention.inner_layernorm", "norm_in_attention"),
@@ -177,7 +167,6 @@ EVA = replace(
     ),
     names=_names,
     configure=_configure,
-    rules_of=None,
     declared=_read_timm_config,
     refused={
         r"blocks\.\d+\.attn\.([qk]_norm|gate)(\..+)?": "attention with normalized queries and keys, or with gates",

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from hf_vit.conversion.origins import aim
 from hf_vit.conversion.origins.beside import ORIGINAL_PIXELS, Count, Number, Positive, read_config, validate_values
-from hf_vit.conversion.origins.google import STEM
+from hf_vit.conversion.origins.google import STEM, configure_bit, configure_stem
 from hf_vit.conversion.origins.origin import (
     ASSUMED_HEADS,
     Declared,
@@ -23,11 +23,10 @@ from hf_vit.conversion.origins.origin import (
     Network,
     Origin,
     Patches,
-    count_units,
     dense,
-    make_resnet_rules,
+    weights,
 )
-from hf_vit.conversion.origins.timm import configure_bit, configure_stem, make_resnet_layer_rules
+from hf_vit.conversion.origins.timm import BIT_CONSTANTS, STEM_CONSTANTS, make_resnet_layer_rules
 from hf_vit.conversion.origins.wrapped import ignore_keys, make_recognizer, rename_keys, unwrap
 from hf_vit.conversion.readers import Companions, Shapes
 from hf_vit.errors import UserError
@@ -46,9 +45,7 @@ _EMBEDDING_RULES = (
 )
 BLOCK_RULES = (
     *dense(f"{_BLOCK}.layernorm_before", "D"),
-    *dense(f"{_BLOCK}.attention.q_proj", "DD", bias_part="qkv_bias"),
-    *dense(f"{_BLOCK}.attention.k_proj", "DD", bias_part="qkv_bias"),
-    *dense(f"{_BLOCK}.attention.v_proj", "DD", bias_part="qkv_bias"),
+    *dense(f"{_BLOCK}.attention.{{q,k,v}}_proj", "DD", bias_part="qkv_bias"),
     *dense(f"{_BLOCK}.attention.o_proj", "DD"),
     *dense(f"{_BLOCK}.layernorm_after", "D"),
     *dense(f"{_BLOCK}.mlp.fc1", "MD"),
@@ -126,7 +123,6 @@ VIT = Origin(
         *dense("pooler.dense", "RD", part="pooler"),
         *dense("classifier", "LD", part="head"),
     ),
-    block_pattern=r"layers\.(0|[1-9]\d*)\.",
     recognizes=make_recognizer(
         PATCHES, _BASES, lacks="|".join(map(re.escape, (_DISTILLATION_TOKEN, _BACKBONE, _LAYER_SCALE)))
     ),
@@ -170,7 +166,6 @@ DEIT = replace(
 
 _BIT = f"{_BACKBONE}bit"
 _BIT_UNIT = "encoder.stages.{s-1}.layers.{u-1}"
-_depths = partial(count_units, rf"{re.escape(_BIT)}\.encoder\.stages\.(\d{{1,3}})\.layers\.(\d{{1,3}})\.", 0)
 
 
 class Backbone(BaseModel):
@@ -218,15 +213,12 @@ VIT_HYBRID = replace(
         *(replace(rule, axes="DFPP") if rule.key == PATCHES else rule for rule in VIT.rules),
     ),
     recognizes=make_recognizer(PATCHES, _BASES, re.escape(_BACKBONE)),
-    configure=partial(configure_stem, _depths, partial(_derive_common_fields, 1)),
+    configure=partial(configure_stem, STEM_CONSTANTS, partial(_derive_common_fields, 1)),
     family="hybrid",
-    rules_of=partial(make_resnet_rules, _depths),
     declared=_read_hybrid_config,
 )
 
 # BiT (arXiv 1912.11370) with pre-activation units: timm's network.
-
-_bit_depths = partial(count_units, r"encoder\.stages\.(\d{1,3})\.layers\.(\d{1,3})\.", 0)
 
 
 class BitConfig(BaseModel):
@@ -258,14 +250,12 @@ BIT = Origin(
         *make_resnet_layer_rules("embedder.convolution", _BIT_UNIT, "encoder", "norm", pre_activation=True),
         *dense("classifier.1", "LF", "classifier", "head"),
     ),
-    block_pattern="",
     recognizes=make_recognizer(
         "embedder.convolution.weight", ("", "bit."), r"(^|\.)encoder\.stages\.\d+\.layers\.\d+\.norm3\."
     ),
     names=lambda shapes: unwrap(shapes, "embedder.convolution.weight", {}, ("", "bit."), ("classifier.",)),
-    configure=partial(configure_bit, _bit_depths),
+    configure=partial(configure_bit, BIT_CONSTANTS),
     family="bit",
-    rules_of=partial(make_resnet_rules, _bit_depths),
     declared=_read_bit_config,
     assumed={"processor": ORIGINAL_PIXELS},
     refused={r"embedder\.norm\..+": "units with norms after their convolutions (layer_type='bottleneck')"},
@@ -282,11 +272,6 @@ _DINO_OLD_NAMES = {
     **{f".{new}.": f".{old}." for new, old in OLD_NAMES.items() if new.startswith("attention.")},
     ".mlp.down_proj.": ".mlp.weights_out.",
 }
-
-
-def _rename_dino_blocks(rules: tuple[KeyRule, ...]) -> tuple[KeyRule, ...]:
-    """Return a ViT's rules with DINOv2's names of blocks."""
-    return tuple(replace(rule, key=rule.key.replace(_BLOCK, _DINO_BLOCK)) for rule in rules)
 
 
 def _select_dino_names(shapes: Shapes) -> KeyNames:
@@ -308,37 +293,29 @@ def _configure_dino(network: Network) -> Fields:
     }
 
 
-def _read_dino_config(companions: Companions, shapes: Shapes) -> Declared:
-    """Return the facts in DINOv2's config.json, without the MLP's width, which DINOv2 derives from `mlp_ratio`."""
-    declared = read_config(companions, ("dinov2", "dinov2_with_registers"))
-    fields = {name: value for name, value in declared.fields.items() if name != "intermediate_size"}
-    return replace(declared, fields=fields)
-
-
 DINOV2 = Origin(
     name="transformers_dinov2",
     rules=(
         *_EMBEDDING_RULES,
         KeyRule("embeddings.register_tokens", "1GD", "keep", "embeddings.register_tokens", part="registers"),
         *dense(f"{_DINO_BLOCK}.norm1", "D", f"{_BLOCK}.layernorm_before"),
-        *_rename_dino_blocks(BLOCK_RULES[2:10]),
+        *(replace(rule, key=rule.key.replace(_BLOCK, _DINO_BLOCK)) for rule in BLOCK_RULES[2:10]),  # its attention
         KeyRule(f"{_DINO_BLOCK}{_LAYER_SCALE}", "D", "keep", f"{_BLOCK}{_LAYER_SCALE}"),
         *dense(f"{_DINO_BLOCK}.norm2", "D", f"{_BLOCK}.layernorm_after"),
-        *_rename_dino_blocks(dense(f"{_BLOCK}.mlp.fc1", "MD", part="dense")),
-        *_rename_dino_blocks(dense(f"{_BLOCK}.mlp.fc2", "DM", part="dense")),
-        *_rename_dino_blocks(dense(f"{_BLOCK}.mlp.gate_proj", "MD", part="swiglu")),
-        *_rename_dino_blocks(dense(f"{_BLOCK}.mlp.up_proj", "MD", part="swiglu")),
+        *dense(f"{_DINO_BLOCK}.mlp.fc1", "MD", f"{_BLOCK}.mlp.fc1", "dense"),
+        *dense(f"{_DINO_BLOCK}.mlp.fc2", "DM", f"{_BLOCK}.mlp.fc2", "dense"),
+        *dense(f"{_DINO_BLOCK}.mlp.{{gate,up}}_proj", "MD", f"{_BLOCK}.mlp.{{gate,up}}_proj", "swiglu"),
         *dense(f"{_DINO_BLOCK}.mlp.weights_in", ("2M", "D"), f"{_BLOCK}.mlp.{{gate,up}}_proj", "packed_swiglu"),
-        *_rename_dino_blocks(dense(f"{_BLOCK}.mlp.down_proj", "DM", part="swiglu_out")),
+        *dense(f"{_DINO_BLOCK}.mlp.down_proj", "DM", f"{_BLOCK}.mlp.down_proj", "swiglu_out"),
         KeyRule(f"{_DINO_BLOCK}.layer_scale2.lambda1", "D", "keep", f"{_BLOCK}.layer_scale2.lambda1"),
         *dense("layernorm", "D"),
         *dense("classifier", ("L", "2D"), part="head"),
     ),
-    block_pattern=r"encoder\.layer\.(0|[1-9]\d*)\.",
     recognizes=make_recognizer(PATCHES, _DINO_BASES, r"(^|\.)encoder\.layer\.\d+\.layer_scale1\.lambda1$"),
     names=_select_dino_names,
     configure=_configure_dino,
-    declared=_read_dino_config,
+    # Its MLP's width follows from `mlp_ratio`.
+    declared=lambda companions, _: read_config(companions, ("dinov2", "dinov2_with_registers"), {"intermediate_size"}),
     assumed={**VIT.assumed, "layer_norm_eps": "eps 1e-6"},
     package="transformers",
 )
@@ -431,13 +408,9 @@ def _read_dinov3_config(companions: Companions, shapes: Shapes) -> Declared:
     return replace(declared, fields=fields)
 
 
-def _make_dinov3_attention_rules(letter: str, bias_part: str) -> tuple[KeyRule, ...]:
-    key, parameter = f"{_DINOV3_BLOCK}.attention.{letter}_proj", f"{_BLOCK}.attention.{letter}_proj"
-    return dense(key, "DD", parameter, bias_part=bias_part)
-
-
-def _make_dinov3_mlp_rules(name: str, axes: str, part: str) -> tuple[KeyRule, ...]:
-    return dense(f"{_DINOV3_BLOCK}.mlp.{name}", axes, f"{_BLOCK}.mlp.{name}", part, f"{part}_bias")
+def _make_dinov3_rules(name: str, axes: str, part: str, bias_part: str) -> tuple[KeyRule, ...]:
+    """Return the rules for layers of attention or MLP, which have the names of this package."""
+    return dense(f"{_DINOV3_BLOCK}.{name}", axes, f"{_BLOCK}.{name}", part, bias_part)
 
 
 DINOV3 = Origin(
@@ -448,21 +421,19 @@ DINOV3 = Origin(
         KeyRule("embeddings.cls_token", "11D", "keep", "embeddings.cls_token"),
         KeyRule("embeddings.register_tokens", "1GD", "keep", "embeddings.register_tokens", part="registers"),
         *dense(f"{_DINOV3_BLOCK}.norm1", "D", f"{_BLOCK}.layernorm_before"),
-        *_make_dinov3_attention_rules("q", "query_bias"),
-        *_make_dinov3_attention_rules("k", "key_bias"),
-        *_make_dinov3_attention_rules("v", "value_bias"),
-        *_make_dinov3_attention_rules("o", "projection_bias"),
+        *_make_dinov3_rules("attention.q_proj", "DD", "", "query_bias"),
+        *_make_dinov3_rules("attention.k_proj", "DD", "", "key_bias"),
+        *_make_dinov3_rules("attention.v_proj", "DD", "", "value_bias"),
+        *_make_dinov3_rules("attention.o_proj", "DD", "", "projection_bias"),
         KeyRule(f"{_DINOV3_BLOCK}{_LAYER_SCALE}", "D", "keep", f"{_BLOCK}{_LAYER_SCALE}"),
         *dense(f"{_DINOV3_BLOCK}.norm2", "D", f"{_BLOCK}.layernorm_after"),
-        *_make_dinov3_mlp_rules("fc1", "MD", "dense"),
-        *_make_dinov3_mlp_rules("fc2", "DM", "dense"),
-        *_make_dinov3_mlp_rules("gate_proj", "MD", "swiglu"),
-        *_make_dinov3_mlp_rules("up_proj", "MD", "swiglu"),
-        *_make_dinov3_mlp_rules("down_proj", "DM", "swiglu"),
+        *_make_dinov3_rules("mlp.fc1", "MD", "dense", "dense_bias"),
+        *_make_dinov3_rules("mlp.fc2", "DM", "dense", "dense_bias"),
+        *_make_dinov3_rules("mlp.{gate,up}_proj", "MD", "swiglu", "swiglu_bias"),
+        *_make_dinov3_rules("mlp.down_proj", "DM", "swiglu", "swiglu_bias"),
         KeyRule(f"{_DINOV3_BLOCK}.layer_scale2.lambda1", "D", "keep", f"{_BLOCK}.layer_scale2.lambda1"),
         *dense("norm", "D", "layernorm"),
     ),
-    block_pattern=r"model\.layer\.(0|[1-9]\d*)\.",
     recognizes=make_recognizer(_DINOV3_PATCHES, ("",), r"(^|\.)layer\.\d+\.layer_scale1\.lambda1$"),
     names=_select_dinov3_names,
     configure=_configure_dinov3,
@@ -478,18 +449,6 @@ _AIMV2_IGNORED = {
     r"text_model\..+|(text|visual)_projection\..+": "the text tower, and projections to its space",
     r"logit_scale": "scale of the contrastive loss",
 }
-# Layer of transformers -> layer here; all are without bias.
-_AIMV2_LAYERS = {
-    "rms_norm1": ("D", "layernorm_before"),
-    "attention.q_proj": ("DD", "attention.q_proj"),
-    "attention.k_proj": ("DD", "attention.k_proj"),
-    "attention.v_proj": ("DD", "attention.v_proj"),
-    "attention.out_proj": ("DD", "attention.o_proj"),
-    "rms_norm2": ("D", "layernorm_after"),
-    "ffn.gate_proj": ("MD", "mlp.gate_proj"),
-    "ffn.up_proj": ("MD", "mlp.up_proj"),
-    "ffn.down_proj": ("DM", "mlp.down_proj"),
-}
 
 
 class Aimv2Config(BaseModel):
@@ -502,14 +461,14 @@ class Aimv2Config(BaseModel):
 
 def _read_aimv2_config(companions: Companions, shapes: Shapes) -> Declared:
     """Return the facts in AIMv2's config.json."""
-    declared = read_config(companions, ("aimv2_vision_model", "aimv2"))
+    declared = read_config(companions, ("aimv2_vision_model", "aimv2"), {"hidden_act", "qkv_bias"})
     config = companions.config or {}
     tower = config.get("vision_config") if config.get("model_type") == "aimv2" else config
     values = validate_values(Aimv2Config, tower if isinstance(tower, dict) else {}, "config.json")
-    fields = {name: value for name, value in declared.fields.items() if name not in ("hidden_act", "qkv_bias")}
-    if companions.config is not None:
-        fields |= {"layer_norm_eps": values.rms_norm_eps}
-        fields |= {"position_embedding": "sincos_2d_mae" if values.is_native else "learned"}
+    if companions.config is None:
+        return declared
+    positions = "sincos_2d_mae" if values.is_native else "learned"
+    fields = {**declared.fields, "layer_norm_eps": values.rms_norm_eps, "position_embedding": positions}
     return replace(declared, fields=fields)
 
 
@@ -519,15 +478,16 @@ AIMV2 = replace(
     rules=(
         KeyRule(_AIMV2_PATCHES, "DCPQ", "keep", PATCHES),
         KeyRule("embeddings.patch_embed.bias", "D", "keep", "embeddings.patch_embeddings.projection.bias"),
-        KeyRule("embeddings.rms_norm.weight", "D", "keep", "embeddings.patch_layernorm.weight"),
+        *weights("embeddings.rms_norm", "D", "embeddings.patch_layernorm"),
         KeyRule("embeddings.position_embedding.weight", "TD", "as_table", "embeddings.position_embeddings", "table"),
-        *(
-            KeyRule(f"{_AIMV2_BLOCK}.{name}.weight", axes, "keep", f"{_BLOCK}.{target}.weight")
-            for name, (axes, target) in _AIMV2_LAYERS.items()
-        ),
-        KeyRule("rms_norm.weight", "D", "keep", "layernorm.weight"),
+        *weights(f"{_AIMV2_BLOCK}.rms_norm1", "D", f"{_BLOCK}.layernorm_before"),
+        *weights(f"{_AIMV2_BLOCK}.attention.{{q,k,v}}_proj", "DD", f"{_BLOCK}.attention.{{q,k,v}}_proj"),
+        *weights(f"{_AIMV2_BLOCK}.attention.out_proj", "DD", f"{_BLOCK}.attention.o_proj"),
+        *weights(f"{_AIMV2_BLOCK}.rms_norm2", "D", f"{_BLOCK}.layernorm_after"),
+        *weights(f"{_AIMV2_BLOCK}.ffn.{{gate,up}}_proj", "MD", f"{_BLOCK}.mlp.{{gate,up}}_proj"),
+        *weights(f"{_AIMV2_BLOCK}.ffn.down_proj", "DM", f"{_BLOCK}.mlp.down_proj"),
+        *weights("rms_norm", "D", "layernorm"),
     ),
-    block_pattern=r"encoder\.layers\.(0|[1-9]\d*)\.",
     recognizes=make_recognizer(
         _AIMV2_PATCHES, ("", "vision_model."), r"(^|\.)encoder\.layers\.\d+\.ffn\.gate_proj\.weight$"
     ),

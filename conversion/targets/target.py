@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, final
 
 import torch
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.origins.origin import COMPUTATIONS, TRANSFORMS, KeyRule, Origin, split_axis
+from hf_vit.conversion.origins.origin import COMPUTATIONS, TRANSFORMS, KeyRule, Origin, make_resnet_rules, split_axis
 from hf_vit.conversion.planning import HEADS, POSITION_TABLE, format_listing
 from hf_vit.conversion.targets.graphs.int8 import Calibration
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
@@ -155,10 +154,11 @@ class OutgoingModel:
 
 @dataclass(frozen=True)
 class Part:
-    """The fields of `Target` for the models of some configs: a key table, read backwards, and what it can express."""
+    """What a target does with the models of some configs: a key table, read backwards, and what it can express."""
 
-    title: str
+    title: str  # name in messages
     table: Origin
+    # Field of the config -> values that are supported; for fields that are not listed, only the default.
     expresses: Mapping[str, Sequence[Any]]
     # (config, whether there is a head) -> setting in words -> whether the model has it, and the target does not
     objections: Callable[[Any, bool], Mapping[str, object]]
@@ -169,9 +169,7 @@ class Target(ABC):
 
     name: ClassVar[str]  # value of `--to`
     title: ClassVar[str]  # name in messages
-    tables: ClassVar[Mapping[str, Origin] | None] = None  # model_type -> key table; None for a target without tables
-    # Field of the config -> values that the target supports; for fields that are not listed, only the default.
-    expresses: ClassVar[Mapping[str, Sequence[Any]]] = MappingProxyType({})
+    model_types: ClassVar[tuple[str, ...]] = ()  # of the models that it takes; () for a target without key tables
     libraries: ClassVar[tuple[tuple[str, ...], str]] = ((), "")  # needed modules, and the extra that installs them
     options: ClassVar[tuple[str, ...]] = ()  # further arguments of `export` that the target takes
     least_tolerance: ClassVar[float] = 0.0  # tolerance of results, for a target that uses approximations
@@ -188,12 +186,8 @@ class Target(ABC):
         """Return the largest difference of the files' results from the model's, and the library that ran the files."""
 
     def part_for(self, config: PreTrainedConfig) -> Part:
-        """Return the part of the target that takes a model of this config."""
-        return Part(self.title, (self.tables or {})[config.model_type], self.expresses, self.list_objections)
-
-    def list_objections(self, config: PreTrainedConfig, has_head: bool) -> Mapping[str, object]:
-        """Return further settings that the target cannot express, see `Part`."""
-        return {}
+        """Return the part of a target with key tables that takes a model of this config."""
+        raise NotImplementedError(f"{self.title} has no key tables")
 
     def spell(self, key: str, model: PreTrainedModel) -> str:
         """Return the key in the target's file for one in the table's normal form."""
@@ -238,10 +232,10 @@ class Target(ABC):
                 f"{self.title} only supports single-label classifiers, but this model has "
                 f"problem_type='{problem_type}', so nothing was written; use --to transformers or --to onnx"
             )
-        if self.tables is None:
+        if not self.model_types:
             return
-        if config.model_type not in self.tables:
-            supported = " and ".join(self.tables)
+        if config.model_type not in self.model_types:
+            supported = " and ".join(self.model_types)
             raise UserError(
                 f"{self.title} does not support model_type='{config.model_type}', only {supported}; use --to onnx"
             )
@@ -271,7 +265,7 @@ class Target(ABC):
 
         If several rules fit a parameter, the first one counts.
         """
-        if self.tables is None:
+        if not self.model_types:
             return {}
         part = self.part_for(model.config)
         prefix = f"{model.base_model_prefix}."
@@ -307,7 +301,7 @@ class Target(ABC):
         return arrays
 
 
-def _refuse_unexported(part: Any, unexported: Mapping[str, torch.Tensor]) -> None:
+def _refuse_unexported(part: Part, unexported: Mapping[str, torch.Tensor]) -> None:
     """Raise a UserError for parameters without a key, unless the target's model computes the same without them."""
     names_of_zeros = {name for names in part.table.zeros.values() for name in names}
     missing: list[str] = []
@@ -326,12 +320,8 @@ def _refuse_unexported(part: Any, unexported: Mapping[str, torch.Tensor]) -> Non
 def _select_rules(origin: Origin, config: PreTrainedConfig) -> list[KeyRule]:
     """Return one rule per key of a model, without those that are computed from several arrays."""
     rules = tuple(rule for rule in origin.rules if rule.transform not in COMPUTATIONS)
-    if origin.rules_of is not None:  # find the stem's rules, which the origin reads from the keys of its units
-        keys: list[str] = []
-        for stage, depth in enumerate(getattr(config, "stage_depths", ()), start=1):
-            for unit in range(1, depth + 1):
-                keys += [rule.for_unit(stage, unit).key for rule in rules if "{u" in rule.key]
-        rules = origin.rules_of(rules, dict.fromkeys(keys, ()))
+    if origin.has_units:
+        rules = make_resnet_rules(rules, getattr(config, "stage_depths", ()), {})
     expanded: list[KeyRule] = []
     for rule in rules:
         expanded += [rule.for_block(i) for i in range(config.num_hidden_layers)] if rule.in_block else [rule]

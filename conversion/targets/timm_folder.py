@@ -41,7 +41,6 @@ _POOLINGS = {ours: name for name, ours in timm_tables.POOLINGS.items()} | {"map_
 EVAS = {1e-6: "eva_giant_patch14_224", 1e-5: "vit_base_patch16_dinov3"}
 _PACKED = {".mlp.w12.": ".mlp.fc1.", ".mlp.w3.": ".mlp.fc2."}  # the tables' names -> timm's
 
-_TABLES = {"hf_vit": timm_tables.VIT, "hf_hybrid_vit": timm_tables.HYBRID}
 _EXPRESSED = {
     **SIZES,
     "hidden_act": tuple(_ACTIVATIONS),
@@ -255,7 +254,7 @@ class TimmFolder(Target):
 
     name = "timm"
     title = "timm"
-    tables = _TABLES
+    model_types = ("hf_vit", "hf_hybrid_vit")
     libraries = (("timm",), "timm")
 
     def part_for(self, config: PreTrainedConfig) -> Part:

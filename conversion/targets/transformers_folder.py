@@ -6,7 +6,6 @@ The class follows from the model's settings, so that a model that came from one 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -15,12 +14,11 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.conversion.origins import clip
 from hf_vit.conversion.origins import transformers as tables
-from hf_vit.conversion.origins.origin import dense, format_size, shorten_pair
+from hf_vit.conversion.origins.origin import dense, format_size
 from hf_vit.conversion.planning import HEADS
 from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target, has_head, measure_difference
 from hf_vit.errors import UserError
 
-VIT_TYPE = "hf_vit"
 _HEADS = (*HEADS, "visual_projection.")  # keys outside of the bare model
 _COPIED = (
     *("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act", "layer_norm_eps"),
@@ -72,10 +70,14 @@ def _make_tower_fields(config: Any) -> dict[str, Any]:
     return {"intermediate_size": config.intermediate_size, "attention_dropout": dropout}
 
 
+def _get_sizes(config: Any) -> dict[str, tuple[int, int]]:
+    """Return the (height, width) in px of images and patches, by the names of transformers' fields."""
+    return {"image_size": config.nominal_size, "patch_size": config.patch_stride}
+
+
 def _list_unequal_sides(config: Any) -> dict[str, object]:
     """Name images and patches that are not square."""
-    sides = {"image_size": config.nominal_size, "patch_size": config.patch_stride}
-    return {f"{name}={pair} (only squares)": pair[0] != pair[1] for name, pair in sides.items()}
+    return {f"{name}={pair} (only squares)": pair[0] != pair[1] for name, pair in _get_sizes(config).items()}
 
 
 def _list_tower_objections(config: Any, has_head: bool) -> Mapping[str, object]:
@@ -228,7 +230,6 @@ AIMV2 = Kind(
         | {"is_native": config.position_embedding == "sincos_2d_mae"}
     ),
 )
-KINDS = (VIT, CLIP, SIGLIP, SIGLIP2, DINOV2, DINOV3, AIMV2)
 
 
 def find_kind(config: Any) -> Kind:
@@ -252,7 +253,7 @@ class TransformersFolder(Target):
 
     name = "transformers"
     title = "transformers"
-    tables = MappingProxyType({VIT_TYPE: VIT.table})
+    model_types = ("hf_vit",)
 
     def part_for(self, config: PreTrainedConfig) -> Part:
         return find_kind(config)
@@ -262,12 +263,9 @@ class TransformersFolder(Target):
         hf_vit_config = outgoing.config
         _refuse_other_positions(outgoing)
         model_class = _get_model_class(hf_vit_config, outgoing.has_head)
-        sizes = {
-            "image_size": shorten_pair(hf_vit_config.nominal_size),
-            "patch_size": shorten_pair(hf_vit_config.patch_stride),
-        }
         fields = {name: getattr(hf_vit_config, name) for name in _COPIED}
-        fields |= {name: list(size) if isinstance(size, tuple) else size for name, size in sizes.items()}
+        for name, (height, width) in _get_sizes(hf_vit_config).items():
+            fields[name] = height if height == width else [height, width]
         fields |= find_kind(hf_vit_config).fields(hf_vit_config)
         has_two_towers = "vision_config" in model_class.config_class.sub_configs  # as SigLIP's classifier has
         config = model_class.config_class(**({"vision_config": fields} if has_two_towers else fields))

@@ -13,7 +13,7 @@ from hf_vit.conversion.fill import load_weights
 from hf_vit.conversion.origins.google import MIXER, VIT_JAX, VIT_JAX_HYBRID
 from hf_vit.conversion.planning import plan
 from hf_vit.conversion.readers import NpzReader
-from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Target
+from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target
 
 FILE = "model.npz"
 
@@ -33,16 +33,26 @@ _EXPRESSED = {
 }
 
 
+def _list_objections(config: Any, has_head: bool) -> Mapping[str, object]:
+    """Name grids that the original code would resample wrongly, as it takes them for square ones."""
+    h, w = config.grid
+    side = math.isqrt(h * w)
+    is_misread = h != w and side**2 == h * w and config.model_type != "hf_mixer"
+    return {f"a patch grid of {h}x{w} (the original code reads its {h * w} rows as {side}x{side})": is_misread}
+
+
 @final
 class VitJaxFile(Target):
     """`model.npz`, which is checked by converting it back."""
 
     name = "vit_jax"
     title = "Google's vision_transformer"
-    tables = _TABLES
-    expresses = _EXPRESSED
+    model_types = tuple(_TABLES)
     options = ("spelling",)
     problem_types = ("single_label_classification", "multi_label_classification")  # vit_jax has no regression
+
+    def part_for(self, config: PreTrainedConfig) -> Part:
+        return Part(self.title, _TABLES[config.model_type], _EXPRESSED, _list_objections)
 
     def write(self, outgoing: OutgoingModel) -> None:
         """Write the arrays, in older or newer spelling, and the image processor."""
@@ -65,10 +75,3 @@ class VitJaxFile(Target):
             torch.equal(value, expected_state[name]) for name, value in state.items()
         )
         return 0.0 if is_same else float("nan"), "a conversion back, parameter by parameter"
-
-    def list_objections(self, config: PreTrainedConfig, has_head: bool) -> Mapping[str, object]:
-        """Name grids that the original code would resample wrongly, as it takes them for square ones."""
-        h, w = config.grid
-        side = math.isqrt(math.prod(config.grid))
-        is_misread = h != w and side**2 == h * w and config.model_type != "hf_mixer"
-        return {f"a patch grid of {h}x{w} (the original code reads its {h * w} rows as {side}x{side})": is_misread}
