@@ -95,12 +95,9 @@ class Recording:
                 skipped[array] = "no stage of this model, or no images for it"
             else:
                 recorded_arrays.append(recorded)
-        image_sets = list(self.image_sets)
-
-        def find_position(recorded: RecordedArray) -> tuple[int, int, str]:
-            return image_sets.index(recorded.image_set), order[recorded.stage], str(recorded.dtype)
-
-        return sorted(recorded_arrays, key=find_position), skipped
+        sets = list(self.image_sets)
+        recorded_arrays.sort(key=lambda each: (sets.index(each.image_set), order[each.stage], str(each.dtype)))
+        return recorded_arrays, skipped
 
     def _parse_name(self, array: str, stages: Iterable[str]) -> RecordedArray | None:
         """Parse an array's name; None if it belongs to no stage or has no images."""
@@ -133,7 +130,6 @@ class ArrayCheck:
 
     @property
     def agrees(self) -> bool:
-        """Return whether the difference is within the tolerance."""
         return self.difference <= self.tolerance  # False for NaN
 
 
@@ -353,7 +349,6 @@ class ConversionResult(Displayed):
     seconds: float
 
     def overview(self) -> dict[str, object]:
-        """Return the rows of the summary that is printed for a result."""
         keys = f"{len(self.plan.consumed):,} used, {len(self.plan.ignored):,} ignored"
         model = self.plan.model_class.__name__
         rows: dict[str, object] = {"output": self.output, "origin": self.plan.origin, "model": model, "keys": keys}

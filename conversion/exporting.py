@@ -46,7 +46,6 @@ class ExportResult(Displayed):
     int8: str | None = None
 
     def overview(self) -> dict[str, object]:
-        """Return the rows of the summary that is printed for a result."""
         difference = f"{self.difference:.1e}, measured with {self.measured_with}"
         int8 = {} if self.int8 is None else {"int8": self.int8}
         return {"output": self.output, "target": self.target, "largest difference": difference, **int8}

@@ -53,7 +53,6 @@ class LocalCheckpoint:
     companions: Companions | None = None  # replaces the JSON files beside the weights
 
     def open(self) -> CheckpointReader:
-        """Open the checkpoint, see `open_checkpoint`."""
         reader = open_checkpoint(self.path)
         if self.companions is not None:
             reader.companions = self.companions
@@ -222,19 +221,19 @@ def download(url: str, *, checked_later: bool = False) -> Path:
     from huggingface_hub.utils import WeakFileLock
 
     folder = cache_folder("downloads", hashlib.sha256(url.encode()).hexdigest()[:16])
-    is_private = url.startswith("gs://") and importlib.util.find_spec("gcsfs") is not None
-    try_download = _copy_from_bucket if is_private else _download_once
 
     def count_bytes() -> int:
         return sum(file.stat().st_size for file in folder.glob("*/*"))
 
     with WeakFileLock(folder / ".lock"):
+        if url.startswith("gs://") and importlib.util.find_spec("gcsfs") is not None:
+            return _copy_from_bucket(url, folder)
         num_failures = 0
         most_bytes = count_bytes()
         versions = set[str | None]()
         while True:
             try:
-                return try_download(url, folder, checked_later, versions)
+                return _download_once(url, folder, checked_later, versions)
             except _InterruptedError as error:
                 num_bytes = count_bytes()
                 if num_bytes > most_bytes:
@@ -254,7 +253,7 @@ def _download_error(url: str, reason: str) -> UserError:
     return UserError(f"{redact_text(url)} cannot be downloaded: {reason}")
 
 
-def _copy_from_bucket(url: str, folder: Path, checked_later: bool, versions: set[str | None]) -> Path:
+def _copy_from_bucket(url: str, folder: Path) -> Path:
     """Download a file of a bucket with gcsfs, which uses the user's account."""
     import fsspec
 

@@ -263,13 +263,11 @@ def _plan_checkpoint(checkpoint: LocalCheckpoint, settings: PlanSettings) -> Pla
 
 
 def _load_state(checkpoint: LocalCheckpoint, plan: Plan, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Load the parameters of a converted checkpoint."""
     with checkpoint.open() as reader:
         return load_weights(reader, plan, dtype).state
 
 
 def _build_from_plan(checkpoint: LocalCheckpoint, plan: Plan, dtype: torch.dtype) -> PreTrainedModel:
-    """Load the parameters of a converted checkpoint and build its model."""
     with quiet_transformers():
         return build_model(plan, _load_state(checkpoint, plan, dtype))
 

@@ -128,7 +128,6 @@ class PlanSettings:
 
     @property
     def new_head(self) -> bool:
-        """Return whether the model gets a new head."""
         return self.num_labels is not None or self.labels is not None
 
     @property
@@ -303,10 +302,11 @@ def check_accounting(plan: Plan, shapes: Shapes, parameters: Shapes) -> None:
     """Raise a UserError unless every key is used once or ignored, and every parameter is filled once with its shape."""
     known_keys = {*plan.consumed, *plan.ignored}
     parameter_counts = Counter(row.parameter for row in plan.rows)
-    misshapen: list[str] = []
-    for name, shape in ((row.parameter, row.parameter_shape) for row in plan.rows):
-        if name in parameters and shape != parameters[name]:
-            misshapen.append(f"{name} {format_size(shape)} (needs {format_size(parameters[name])})")
+    misshapen = [
+        f"{row.parameter} {format_size(row.parameter_shape)} (needs {format_size(parameters[row.parameter])})"
+        for row in plan.rows
+        if row.parameter_shape != parameters.get(row.parameter, row.parameter_shape)
+    ]
     _refuse(
         format_listing("keys left over", [key for key in shapes if key not in known_keys]),
         format_listing("keys used twice", _find_keys_used_twice(plan)),
@@ -362,7 +362,6 @@ class Layout:
 
     @cached_property
     def normal_shapes(self) -> dict[str, Shape]:
-        """Return normal key -> shape."""
         return {name: self.shapes[key] for name, key in self.names.normal.items()}
 
     @cached_property

@@ -130,7 +130,6 @@ class CheckpointReader(ABC):
         return replace(self.companions, read=self.read_floats)
 
     def close(self) -> None:
-        """Close the file."""
         self._opened.close()
 
     @abstractmethod
@@ -166,7 +165,6 @@ class CheckpointReader(ABC):
         return tensor
 
     def _make_dtype_error(self, key: str, dtype: object) -> UserError:
-        """Return the error for an array that is not floating point."""
         dtype_name = str(dtype).removeprefix("torch.")
         return UserError(
             f"'{key}' in {self.path.name} is {dtype_name}, but weights must be float16, bfloat16, float32 or "

@@ -61,7 +61,6 @@ _CLIP_FIELDS: Fields = {
 
 
 def _names(shapes: Shapes) -> KeyNames:
-    """Return the names of the image tower's keys."""
     return unwrap(shapes, _PATCHES, _OTHER_TOWER, _BASES, ("visual_projection.", "classifier."))
 
 
@@ -143,7 +142,6 @@ def _select_siglip_names(shapes: Shapes) -> KeyNames:
 
 
 def _configure_siglip(network: Network) -> Fields:
-    """Return the fields of SigLIP's config."""
     return network.read_vit_fields(0) | {
         "position_interpolation": "bicubic",
         "hidden_act": "gelu_pytorch_tanh",
@@ -211,7 +209,6 @@ _OPEN_OTHER_TOWER = {
 
 
 def _open_clip_names(shapes: Shapes) -> KeyNames:
-    """Return the names of the image tower's keys."""
     has_two_towers = find_prefixes(shapes, _OPEN_BASES[0] + _OPEN_PATCHES)
     return unwrap(shapes, _OPEN_PATCHES, _OPEN_OTHER_TOWER if has_two_towers else {}, _OPEN_BASES)
 
@@ -333,7 +330,6 @@ _is_tower = make_recognizer(
 
 
 def _configure_perception_encoder(network: Network) -> Fields:
-    """Return the fields of the config."""
     parts, dims = network.parts, network.dims
     has_class = "cls" in parts
     if "map" in parts and "norm" not in parts:

@@ -90,7 +90,6 @@ DEIT = replace(
 
 
 def _configure_vit5(network: Network) -> Fields:
-    """Return the fields of ViT-5's config."""
     dims = network.dims
     return _fields(network) | {
         "num_attention_heads": dims["D"] // (4 * dims["F"]),

@@ -36,7 +36,6 @@ _OTHER_TOWER = {r"text\..+": "the text tower", r"logit_scale": "scale of the con
 
 
 def _select_names(shapes: Shapes) -> KeyNames:
-    """Return the names of the encoder's keys."""
     is_clip = bool(find_prefixes(shapes, _BASES[0] + _PATCHES))
     names = unwrap(shapes, _PATCHES, _IGNORED | (_OTHER_TOWER if is_clip else {}), _BASES)
     is_rotary = any(re.search(r"\.mlp\.w(1|12)\.|(^|\.)rope\.freqs", key) for key in shapes)
@@ -49,7 +48,6 @@ def _select_names(shapes: Shapes) -> KeyNames:
 
 
 def _configure(network: Network) -> Fields:
-    """Return the fields of the config."""
     dims, parts = network.dims, network.parts
     is_rotary, after_pooling = "rope" in parts, "norm_after" in parts
     fields: Fields = {

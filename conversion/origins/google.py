@@ -50,7 +50,6 @@ def _make_dense_rules(
 
 
 def _make_norm_rules(source: str, target: str, width: str = "D", transform: str = "keep") -> tuple[KeyRule, KeyRule]:
-    """Return the rules for scale and bias of a norm."""
     return (
         KeyRule(f"{source}/scale", (width,), transform, f"{target}.weight"),
         KeyRule(f"{source}/bias", (width,), transform, f"{target}.bias"),
@@ -217,7 +216,6 @@ def _make_unit_rules(target: str, pre_activation: bool = False) -> tuple[KeyRule
 
 
 def _make_stem_rules(stem: str) -> tuple[KeyRule, ...]:
-    """Return the rules of a hybrid's stem."""
     unit_target = f"{stem}.stages.{{s-1}}.{{u-1}}"
     return (
         KeyRule("conv_root/kernel", "77CW", "conv", f"{stem}.root_conv.weight"),
@@ -325,7 +323,6 @@ def _stack(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
 
 
 def _configure_big_vision(network: Network) -> Fields:
-    """Return the fields of a big_vision model's config."""
     parts, patches, size = network.parts, network.patches, network.image_size
     if {"cls", "map"} <= parts:
         raise UserError(

@@ -172,7 +172,6 @@ class KeyRule:
         return "{u" in self.key
 
     def for_block(self, block: int) -> "KeyRule":
-        """Return the rule for one block."""
         return self._insert_numbers({BLOCK: block})
 
     def for_unit(self, stage: int, unit: int) -> "KeyRule":

@@ -199,7 +199,6 @@ def with_swiglu(names: KeyNames, shapes: Shapes) -> KeyNames:
 
 
 def configure(network: Network) -> Fields:
-    """Return the fields of `HfViTConfig`."""
     return _derive_common_fields(network, network.patches) | {"patch_size": shorten_pair(network.patches.sides)}
 
 
@@ -622,7 +621,6 @@ def _declare_mean_pooled(
 
 
 def _configure_mixer(network: Network) -> Fields:
-    """Return the fields of an MLP-Mixer's config."""
     size, patches = network.image_size, network.patches
     if size is not None and (size[0] % patches.sides[0] or size[1] % patches.sides[1]):
         raise UserError(

@@ -70,7 +70,6 @@ SCALES = {".ls1.gamma": ".gamma_1", ".ls2.gamma": ".gamma_2"}  # timm's names in
 
 
 def has_architecture(name: str) -> bool:
-    """Return whether an architecture of timm is of this origin."""
     return _NAMES.fullmatch(name) is not None
 
 
@@ -80,7 +79,6 @@ def _names(shapes: Shapes) -> KeyNames:
 
 
 def _configure(network: Network) -> Fields:
-    """Return the fields of the config that names and shapes show."""
     dims, parts = network.dims, network.parts
     fields: Fields = {
         **network.sizes(),

@@ -141,7 +141,6 @@ VIT = Origin(
 
 
 def _configure_deit(network: Network) -> Fields:
-    """Return the fields of DeiT's config."""
     return _derive_common_fields(2, network) | {
         "use_distillation_token": True,
         "use_distillation_head": False if "head" in network.parts and "second_head" not in network.parts else None,
@@ -190,7 +189,6 @@ class HybridConfig(BaseModel):
 
 
 def _read_hybrid_config(companions: Companions, shapes: Shapes) -> Declared:
-    """Return the facts in a hybrid's config.json."""
     declared = _read_vit_config(("vit-hybrid",), companions, shapes)
     if companions.config is None:
         return declared
@@ -282,7 +280,6 @@ def _select_dino_names(shapes: Shapes) -> KeyNames:
 
 
 def _configure_dino(network: Network) -> Fields:
-    """Return the fields of DINOv2's config."""
     return _derive_common_fields(1, network) | {
         "layer_norm_eps": 1e-6,
         "layer_scale_init_value": 1.0,
@@ -362,7 +359,6 @@ def _select_dinov3_names(shapes: Shapes) -> KeyNames:
 
 
 def _configure_dinov3(network: Network) -> Fields:
-    """Return the fields of DINOv3's config."""
     dims, parts = network.dims, network.parts
     if ("query_bias" in parts) != ("value_bias" in parts) or ("key_bias" in parts and "query_bias" not in parts):
         biases = ", ".join(name for name in ("query", "key", "value") if f"{name}_bias" in parts)
@@ -386,7 +382,6 @@ def _configure_dinov3(network: Network) -> Fields:
 
 
 def _read_dinov3_config(companions: Companions, shapes: Shapes) -> Declared:
-    """Return the facts in DINOv3's config.json."""
     if companions.config is None:
         raise UserError(
             "config.json with DINOv3's number of heads and rotary periods is missing; give the folder with "
@@ -460,7 +455,6 @@ class Aimv2Config(BaseModel):
 
 
 def _read_aimv2_config(companions: Companions, shapes: Shapes) -> Declared:
-    """Return the facts in AIMv2's config.json."""
     declared = read_config(companions, ("aimv2_vision_model", "aimv2"), {"hidden_act", "qkv_bias"})
     config = companions.config or {}
     tower = config.get("vision_config") if config.get("model_type") == "aimv2" else config

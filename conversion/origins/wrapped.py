@@ -117,7 +117,6 @@ def rename_keys(names: KeyNames, spellings: Mapping[str, str]) -> KeyNames:
 
 
 def ignore_keys(names: KeyNames, beginning: str, reason: str) -> None:
-    """Ignore all keys with this beginning."""
     for name in [name for name in names.normal if name.startswith(beginning)]:
         names.ignored[names.normal.pop(name)] = reason
 

@@ -108,7 +108,6 @@ class OutgoingModel:
 
     @property
     def has_head(self) -> bool:
-        """Return whether the model is a classifier."""
         return has_head(self.model)
 
     @property
@@ -126,7 +125,6 @@ class OutgoingModel:
 
     @property
     def is_dense(self) -> bool:
-        """Return whether the model is a dense predictor."""
         return describe_dense_outputs(self.model) is not None
 
     @property
@@ -361,7 +359,6 @@ def join_outputs(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def has_head(model: PreTrainedModel) -> bool:
-    """Return whether the model is a classifier."""
     return describe_dense_outputs(model) is None and any(name.startswith(HEADS) for name in model.state_dict())
 
 

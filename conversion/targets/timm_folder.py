@@ -286,7 +286,6 @@ class TimmFolder(Target):
 
     @torch.no_grad()
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
-        """Load the folder with timm and compare its results."""
         import timm
 
         model: Any = timm.create_model(f"local-dir:{outgoing.folder}", pretrained=True).eval()
@@ -295,7 +294,6 @@ class TimmFolder(Target):
         return measure_difference(expected_results, results), f"timm {timm.__version__}"
 
     def spell(self, key: str, model: PreTrainedModel) -> str:
-        """Return timm's key for one of the table."""
         if key.startswith("norm.") and model.config.norm_after_pooling:
             return f"fc_{key}"
         for normal, timms in find_kind(model.config).spellings.items():
@@ -304,7 +302,6 @@ class TimmFolder(Target):
 
 
 def _is_hybrid(config: PreTrainedConfig) -> bool:
-    """Return whether a model is a hybrid."""
     return config.model_type == "hf_hybrid_vit"
 
 

@@ -280,7 +280,6 @@ class TransformersFolder(Target):
 
     @torch.no_grad()
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
-        """Load the folder with transformers and compare its results."""
         model_class = _get_model_class(outgoing.config, outgoing.has_head)
         model = model_class.from_pretrained(outgoing.folder, **_make_options(outgoing)).eval()
         images, expected_results = outgoing.probe()
@@ -297,7 +296,6 @@ class TransformersFolder(Target):
         return difference, f"transformers {version('transformers')}"
 
     def spell(self, key: str, model: PreTrainedModel) -> str:
-        """Return transformers' key for one of the table."""
         config = model.config
         if key.startswith(_HEADS):
             return f"cls_{key}" if config.has_distillation_head and key.startswith("classifier.") else key
@@ -308,7 +306,6 @@ class TransformersFolder(Target):
 
 
 def _get_model_class(config: PreTrainedConfig, has_head: bool) -> Any:
-    """Return transformers' class for a config."""
     import transformers
 
     return getattr(transformers, find_kind(config).class_name(config, has_head))

@@ -541,6 +541,10 @@ def test_a_declared_prefix(tmp_path: Path, command):
     with pytest.raises(UserError, match=r"no key begins with --prefix 'nut'; the file has the prefixes net\."):
         conversion.convert(tmp_path / "model.safetensors", tmp_path / "out", prefix="nut")
     assert hf_vit.from_hub(tmp_path / "model.safetensors", prefix="net.visual.trunk").config.hidden_size == 64
+    parts = ("bat", "cat", "hat", "mat", "rat")
+    several = {f"{part}.{name}": tuple(value.shape) for part in parts for name, value in model.state_dict().items()}
+    with pytest.raises(UserError, match="below the prefix " + " and ".join(f"'{part}.'" for part in parts)):
+        conversion.plan(several)
 
 
 def test_a_prefix_of_an_npz(checkpoint, write_npz, tmp_path: Path):

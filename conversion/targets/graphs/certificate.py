@@ -145,7 +145,6 @@ class Certificate(Document):
 
     @property
     def measured_with(self) -> str:
-        """Return the runtime and its version."""
         return f"{self.runtime} {self.versions[self.runtime]}"
 
     @property

@@ -121,7 +121,6 @@ class Runtime(ABC):
 
     @final
     def version(self) -> str:
-        """Return the version of the runtime's package."""
         return version(self.package)
 
     @final
@@ -469,21 +468,15 @@ def make_openvino_engine(graph: Any, dtype: torch.dtype) -> Graph:
             is_first_shape = not compiled or images.shape in compiled
             shape = images.shape if is_first_shape else None
             if shape not in compiled:
-                compiled[shape] = _compile_openvino(_fix_shape(graph, shape), precision)
+                fixed_graph = graph if shape is None else graph.clone()
+                if shape is not None:
+                    fixed_graph.reshape(list(shape))
+                compiled[shape] = _compile_openvino(fixed_graph, precision)
             results = compiled[shape]([tensor])
             outputs = {name: torch.from_numpy(results[name].copy()) for name in names}
         return {name: output.view(images.dtype) for name, output in outputs.items()}
 
     return Graph(run, [output.get_any_name() for output in graph.outputs], {})
-
-
-def _fix_shape(graph: Any, shape: torch.Size | None) -> Any:
-    """Return a copy of an OpenVINO graph for images of one shape; for None, the graph itself."""
-    if shape is None:
-        return graph
-    fixed_graph = graph.clone()
-    fixed_graph.reshape(list(shape))
-    return fixed_graph
 
 
 @final

@@ -17,12 +17,12 @@ _BATCH = 8  # images computed at a time
 
 
 @contextmanager
-def record_inputs(model: nn.Module, images: torch.Tensor | None) -> Generator[None]:
+def record_inputs(model: nn.Module, images: torch.Tensor) -> Generator[None]:
     """Run images through a model, and put the attribute `inputs` on its dense layers until the context ends."""
     linears: dict[str, Any] = {
         name: module
         for name, module in model.named_modules()
-        if images is not None and type(module) is nn.Linear and not name.endswith(_MERGED_WITH_ANOTHER)
+        if type(module) is nn.Linear and not name.endswith(_MERGED_WITH_ANOTHER)
     }
 
     def record(linear: Any, arguments: tuple[torch.Tensor, ...]) -> None:
@@ -33,7 +33,7 @@ def record_inputs(model: nn.Module, images: torch.Tensor | None) -> Generator[No
     try:
         model.eval()
         with torch.no_grad():
-            for batch in () if images is None else images.split(_BATCH):
+            for batch in images.split(_BATCH):
                 model(batch)
         yield
     finally:

@@ -237,7 +237,6 @@ class FusedLayer(HfViTLayer):
 
     @classmethod
     def from_layer(cls, layer: HfViTLayer, dtype: torch.dtype) -> "FusedLayer":
-        """Build the fused form of a block."""
         scales = {name: getattr(layer, name) for name in ("layer_scale1", "layer_scale2")}
         merged = {} if layer.norm_after_branches else scales
         fused_layer = derive(cls, layer, without=(*merged, "dropout", "drop_path"))
@@ -292,7 +291,6 @@ class PatchProduct(nn.Module):
 
 
 def fuse_pooling(pooling: AttentionPooling, dtype: torch.dtype) -> nn.Module:
-    """Build the fused form of attention pooling."""
     fused_pooling: Any = derive(AttentionPooling, pooling)
     linears: Any = pooling.attention.items()
     fused_pooling.attention = nn.ModuleDict({name: Dense.from_linears(dtype, linear) for name, linear in linears})

@@ -123,7 +123,7 @@ def optimize_for_inference(
             "the model's weights a second time", "use the model as it is, or a machine with more memory"
         ),
         torch.autocast(device.type, enabled=False),  # a graph would keep its casts, also in the cache
-        record_inputs(model, calibrate),
+        nullcontext() if calibrate is None else record_inputs(model, calibrate),
     ):
         plan = make_plan(model, torch.float32 if is_emulated or quantize is not None else dtype, finish)
         if runtime is not None:
@@ -416,7 +416,6 @@ class MergingModel(HfViTBaseModel):
     checked_grids: set[Grid]  # those for which it was checked that enough tokens are left
 
     def make_groups(self) -> TokenGroups:
-        """Return groups for one pass."""
         return TokenGroups(self.num_merged, self.config.num_special_tokens)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorated method lists its parameters)
@@ -458,7 +457,6 @@ class MergingModel(HfViTBaseModel):
 
 
 def _refuse_padding(patch_attention_mask: Any) -> None:
-    """Raise a UserError if a mask for padding is given."""
     if patch_attention_mask is not None:
         raise UserError("merge_tokens does not work with patch_attention_mask; give images of one size")
 
