@@ -60,11 +60,14 @@ def test_parts_by_hand(choice: dict, registers: int, dense: int) -> None:
     """A ViT of 2 layers on 3 x 2 patches; registers are tokens of every layer, a SwiGLU has three dense layers."""
     width, tokens, mlp, layers = 32, 6 + 1 + registers, 48, 2
     macs = forward_macs(FAMILIES["plain"].config(image_size=(12, 8), **choice))
-    assert macs == {
+    parts = {
         "patch embeddings": 6 * 3 * 4 * 4 * width, "attention projections": layers * 4 * tokens * width**2,
         "attention": layers * 2 * tokens**2 * width, "MLPs": layers * dense * tokens * width * mlp, "head": 3 * width,
     }  # fmt: skip
+    assert list(macs.items()) == list(parts.items()), "always in one order"
     if not choice:
+        pooled = forward_macs(FAMILIES["plain"].config(pooling="map", image_size=(12, 8)))
+        assert list(pooled)[:3] == ["patch embeddings", "pooling", "attention projections"]
         relative = forward_macs(FAMILIES["plain"].config("relative", image_size=(12, 8)))
         assert relative == {**macs, "attention": macs["attention"] + layers * 6**2 * width}
         axial = forward_macs(FAMILIES["axial"].config(image_size=(12, 8)))

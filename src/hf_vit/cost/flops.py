@@ -115,7 +115,7 @@ def _count(family: Family, config: str, size: tuple[int, int], task: Door) -> Ma
             parent = parent.rpartition(".")[0]
         if parent:
             parts[_find_part(parent)] -= number
-    return {part: number for part, number in parts.items() if number}
+    return {part: parts[part] for part in _PARTS if parts[part]}  # torch counts nested modules in no fixed order
 
 
 def _find_part(name: str) -> str:
