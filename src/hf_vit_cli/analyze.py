@@ -65,12 +65,10 @@ def analyze(
         if streaming and images is not None:
             source = load_data(images, streaming=True, skip_bad_images=True)
         run = run_analysis(model, source, output, **values, report=print_safely)
-    if has_stages:
-        print_safely(f"report in {output / 'report.html'}")
-        return
-    print_notes(run.images.notes, run.images.skipped)
-    for name, reason in run.left_out.items():
-        print_safely(f"did not run {name}: {reason}")
-    if run.record is not None:
-        print_safely(f"recorded in {run.subject.folder / 'facts.json'}")
+    if not has_stages:
+        print_notes(run.images.notes, run.images.skipped)
+        for name, reason in run.left_out.items():
+            print_safely(f"did not run {name}: {reason}")
+        if run.record is not None:
+            print_safely(f"recorded in {run.subject.folder / 'facts.json'}")
     print_safely(f"report in {output / 'report.html'}")

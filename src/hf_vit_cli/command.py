@@ -73,10 +73,8 @@ def handle_interrupt(describe_resume: Callable[[], str]) -> Generator[None]:
 
 def describe_progress(output: str | Path) -> str:
     """Return how to continue a command that keeps finished parts in an output folder or URL."""
-    if "://" in str(output):
-        return f"finished parts are in {output}; run the same command again to continue"
-    output = Path(output)
-    if output.is_dir() and any(not path.name.startswith(".") for path in output.iterdir()):
+    folder, is_url = Path(output), "://" in str(output)
+    if is_url or (folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())):
         return f"finished parts are in {output}; run the same command again to continue"
     return "nothing is finished yet; run the same command again"
 
@@ -156,7 +154,7 @@ class Command(TyperCommand):
                 if param.name in _OUTPUT_OPTIONS and value is not None:
                     path = _follow_link(value)
                     context.params[param.name] = path
-                    reason = _find_obstacle(path)
+                    reason = find_obstacle(path)
                     if reason is not None:
                         message = f"{_get_flag(param)} {value} cannot be written ({reason}); choose another path"
                         raise typer.TyperException(message)
@@ -198,13 +196,6 @@ def _follow_link(value: str | Path) -> str | Path:
     """Return the target of a link to a file, which is the file to write; other paths are returned unchanged."""
     is_link = os.path.islink(value) and os.path.isfile(value)
     return type(value)(os.path.realpath(value)) if is_link else value
-
-
-def _find_obstacle(value: str | Path) -> str | None:
-    """Return why a path cannot be written, or None; URLs are not checked here."""
-    if any("\ud800" <= letter <= "\udfff" for letter in str(value)):  # libraries that write files need UTF-8
-        return "the name is not valid UTF-8"
-    return None if isinstance(value, str) and "://" in value else find_obstacle(Path(value))
 
 
 def _replace_old_name(word: str) -> str:
@@ -407,8 +398,16 @@ def is_device_or_pipe(path: str | Path) -> bool:
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
-def find_obstacle(path: Path) -> str | None:
-    """Return why a file or folder cannot be written at a path, or None if it can; nothing is left behind."""
+def find_obstacle(value: str | Path) -> str | None:
+    """Return why a file or folder cannot be written at a path, or None if it can; nothing is left behind.
+
+    Only options that accept URLs give text, and URLs are not checked here.
+    """
+    if any("\ud800" <= letter <= "\udfff" for letter in str(value)):  # libraries that write files need UTF-8
+        return "the name is not valid UTF-8"
+    if isinstance(value, str) and "://" in value:
+        return None
+    path = Path(value)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):  # a URL such as s3://, of which `Path` removes one slash
         return "it is a URL, not a local path"
     try:

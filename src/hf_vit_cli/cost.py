@@ -9,7 +9,7 @@ from hf_vit_cli.command import print_table
 from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
-    from hf_vit.cost import BesideTpu, BlogEstimate, CorrectedEstimate, CostEstimate, CostSummary, MemoryPlan
+    from hf_vit.cost import BesideTpu, BlogEstimate, CorrectedEstimate, CostSummary, MemoryPlan
 
 Rows = list[tuple[str, str]]
 
@@ -52,7 +52,7 @@ def cost(
         "What to estimate: flops, memory, the price of training the paper's L/16 or H/14 (blog or corrected), or "
         "tpu, this machine compared with TPUs.",
     ),
-    as_json: bool = opt(False, "Print JSON.", "--json"),
+    as_json: bool = options.JSON,
 ) -> None:
     """Count FLOPs; estimate time, cost and memory of a training."""
     arguments = {name: value for name, value in locals().items() if name in _ALL_OPTIONS and value is not None}
@@ -65,25 +65,25 @@ def cost(
     if mode == "flops":
         if "utilization" in arguments:
             arguments["utilisation"] = arguments.pop("utilization")
-        summary = cost_summary(model, **arguments)
-        _print_result(model, summary, _make_summary_rows(summary), as_json)
+        result = cost_summary(model, **arguments)
+        title, rows = model, _make_summary_rows(result)
     elif mode == "memory":
-        plan = memory_plan(model, **arguments)
-        _print_result(
-            f"{model}, memory of a training with AdamW, on each device", plan, _make_memory_rows(plan), as_json
-        )
+        result = memory_plan(model, **arguments)
+        title, rows = f"{model}, memory of a training with AdamW, on each device", _make_memory_rows(result)
     elif mode == "tpu":
-        comparison = beside_tpu(model, arguments["device_flops"] if arguments else _parse_rate("here"))
+        result = beside_tpu(model, arguments["device_flops"] if arguments else _parse_rate("here"))
         device_label = "this machine's matrix products" if device_flops in (None, "here") else "the given device"
-        _print_result(
-            f"{model}, compared with TPUv3 cores", comparison, _make_tpu_rows(comparison, device_label), as_json
-        )
+        title, rows = f"{model}, compared with TPUv3 cores", _make_tpu_rows(result, device_label)
     elif mode == "blog":
-        estimate = blog_estimate(model)
-        _print_result(f"{model}, as the blog post estimated", estimate, _make_blog_rows(estimate), as_json)
+        result = blog_estimate(model)
+        title, rows = f"{model}, as the blog post estimated", _make_blog_rows(result)
     else:
-        corrected_costs = corrected_estimate(model)
-        _print_result(f"{model}, corrected", corrected_costs, _make_corrected_rows(corrected_costs), as_json)
+        result = corrected_estimate(model)
+        title, rows = f"{model}, corrected", _make_corrected_rows(result)
+    if as_json:
+        _print_json(result)
+    else:
+        print_table(rows, title=title)
 
 
 def _check_options(mode: str, arguments: dict[str, Any]) -> None:
@@ -118,18 +118,15 @@ def _parse_rate(text: str) -> float:
         ) from error
 
 
-def _print_result(title: str, result: Any, rows: Rows, as_json: bool) -> None:
-    """Print a result as a table, or as JSON with all its fields and the FLOPs of a forward pass."""
-    if as_json:
-        import dataclasses
-        import json
+def _print_json(result: Any) -> None:
+    """Print all fields of a result, and the FLOPs of a forward pass."""
+    import dataclasses
+    import json
 
-        fields = dataclasses.asdict(result)
-        if "macs" in fields:
-            fields["forward_flops"] = result.forward_flops
-        typer.echo(json.dumps(fields, indent=2))
-        return
-    print_table(rows, title=title)
+    fields = dataclasses.asdict(result)
+    if "macs" in fields:
+        fields["forward_flops"] = result.forward_flops
+    typer.echo(json.dumps(fields, indent=2))
 
 
 def _make_summary_rows(summary: "CostSummary") -> Rows:
@@ -139,7 +136,15 @@ def _make_summary_rows(summary: "CostSummary") -> Rows:
     rows += [(f"  {part}", format_flops(2 * macs)) for part, macs in summary.macs.items()]
     if summary.training_flops is not None:
         rows.append((f"training on {summary.images:,.0f} images", format_flops(summary.training_flops)))
-    return rows + _make_estimate_rows(summary.estimate) + make_measured_rows(summary)
+    estimate = summary.estimate
+    if estimate is not None:
+        speed = f"{format_flops(estimate.device_flops)}/s x {estimate.utilisation:.0%} utilization"
+        duration = format_duration(estimate.seconds)
+        rows.append(("estimated time", f"{duration} ({estimate.devices} x {speed})"))
+        if estimate.dollars is not None:
+            hours = f"{estimate.device_hours:,.1f} h x ${estimate.price:g}"
+            rows.append(("estimated price", f"${estimate.dollars:,.2f} ({hours})"))
+    return rows + make_measured_rows(summary)
 
 
 def _make_memory_rows(plan: "MemoryPlan") -> Rows:
@@ -167,10 +172,10 @@ def _make_blog_rows(estimate: "BlogEstimate") -> Rows:
     """Return the rows for the estimate of the blog post."""
     return [
         ("TPUv3-core-days (paper, table 2)", f"{estimate.core_days:,g}"),
-        ("price on TPUs", f"{format_dollars(estimate.tpu_dollars)}"),
+        ("price on TPUs", format_dollars(estimate.tpu_dollars)),
         ("speed of four V100 relative to one TPU core", f"{estimate.speed_up:.2f} times as fast"),
         ("time on four V100", f"{estimate.gpu_days:.1f} days"),
-        ("price on four V100", f"{format_dollars(estimate.gpu_dollars)}"),
+        ("price on four V100", format_dollars(estimate.gpu_dollars)),
         *((f"assumption {number}", text) for number, text in enumerate(estimate.assumptions, start=1)),
     ]
 
@@ -204,7 +209,7 @@ def _make_corrected_rows(estimate: "CorrectedEstimate") -> Rows:
         ("price on TPUs", f"{format_dollars(estimate.tpu_dollars)} ({estimate.device_days:g} device-days)"),
         ("speed of four V100 relative to one TPU core", f"{estimate.speed_up:.2f} times as fast"),
         ("time on four V100", f"{estimate.gpu_days:.1f} days"),
-        ("price on four V100", f"{format_dollars(estimate.gpu_dollars)}"),
+        ("price on four V100", format_dollars(estimate.gpu_dollars)),
     ]
 
 
@@ -213,21 +218,6 @@ def measure_rate(device: str) -> float:
     from hf_vit.cost import matmul_flops_per_second
 
     return matmul_flops_per_second(device, "bf16" if device.startswith("cuda") else "fp32")
-
-
-def _make_estimate_rows(estimate: "CostEstimate | None") -> Rows:
-    """Return the rows for the estimated time and price of a training."""
-    rows: Rows = []
-    if estimate is not None:
-        details = (
-            f"{estimate.devices} x {format_flops(estimate.device_flops)}/s x {estimate.utilisation:.0%} utilization"
-        )
-        rows.append(("estimated time", f"{format_duration(estimate.seconds)} ({details})"))
-        if estimate.dollars is not None:
-            rows.append(
-                ("estimated price", f"${estimate.dollars:,.2f} ({estimate.device_hours:,.1f} h x ${estimate.price:g})")
-            )
-    return rows
 
 
 def make_measured_rows(summary: "CostSummary") -> Rows:

@@ -6,13 +6,8 @@ from typing import Any, cast
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import format_command, print_notes, print_safely, print_tables
+from hf_vit_cli.command import collect_options, format_command, print_notes, print_safely, print_tables
 from hf_vit_cli.options import opt
-
-_PROTOCOL_OPTIONS = (
-    *("shots", "trials", "neighbors", "temperature", "epsilons", "steps", "kinds", "patch_size", "fill"),
-    *("real_labels", "mappings"),
-)
 
 
 @options.with_options(
@@ -55,14 +50,14 @@ def evaluate(
     **shared: Any,
 ) -> None:
     """Evaluate a model: accuracy, calibration, results per class; mIoU of masks, AP of boxes; or another protocol."""
+    values = collect_options(locals())
     from hf_vit.evaluation import evaluate as measure
     from hf_vit.loading.optimizing import describe_engine
     from hf_vit.writing import is_writable
 
-    given = {name: context.params[name] for name in _PROTOCOL_OPTIONS}
-    values = {name: value for name, value in given.items() if value not in (None, [], ())}
-    values |= {"protocol": protocol, "output": output, "num_images": num_images, **shared}
-    run = measure(model, data, command=format_command(context), **values)
+    # Only the options that were given, as a protocol refuses those of the others.
+    values = {name: value for name, value in values.items() if value not in (None, [], ())}
+    run = measure(**values, command=format_command(context))
     print_notes(run.examination.data.notes)
     if run.engine is not None:
         print_safely(f"note: {describe_engine(run.engine)}", err=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from hf_vit_cli.command import print_safely, print_tables
-from hf_vit_cli.options import arg, opt
+from hf_vit_cli.options import JSON, arg, opt
 
 
 def models(
@@ -24,7 +24,7 @@ def models(
         None, "Only list models with at most this many parameters (such as 30e6).", min=1
     ),
     checkpoints: bool = opt(False, "Also list the published checkpoints.", "--checkpoints"),
-    as_json: bool = opt(False, "Print JSON.", "--json"),
+    as_json: bool = JSON,
     output: Path | None = opt(None, "Write an HTML page with one leaderboard per data set.", dir_okay=False),
 ) -> None:
     """List models: the papers' variants, folders, a user's repositories; with size, FLOPs, results and checkpoints."""

@@ -117,7 +117,6 @@ def with_options(*shared: "str | Field[Any]") -> Callable[[Callable[..., None]],
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        """Replace the command's `**shared` in its signature."""
         signature = inspect.signature(command)
         parameters = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
         command.__signature__ = signature.replace(  # pyright: ignore[reportFunctionMemberAccess]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FormattedPrediction(NamedTuple):
-    """A prediction as JSON, and as header and rows of a table."""
+    """A prediction as JSON with the name of its image, and as header and rows of a table."""
 
     content: dict[str, Any]
     header: list[str]
@@ -75,24 +75,20 @@ def _print_predictions(predictions: "Sequence[Prediction | DensePrediction]", as
     """Print predictions as JSON or as one table."""
     from hf_vit.evaluation import Prediction
 
-    formatted_predictions = [
+    entries = [
         _format_classes(prediction) if isinstance(prediction, Prediction) else _format_dense(prediction)
         for prediction in predictions
     ]
     if as_json:
         import json
 
-        entries = [
-            {"image": prediction.image} | formatted.content
-            for prediction, formatted in zip(predictions, formatted_predictions, strict=True)
-        ]
-        typer.echo(json.dumps(entries, indent=2))
+        typer.echo(json.dumps([entry.content for entry in entries], indent=2))
         return
     table: list[list[str] | None] = []
-    for prediction, formatted in zip(predictions, formatted_predictions, strict=True):
+    for entry in entries:
         # The first row of an image names it; a line follows the last one.
-        table += [*(["" if rank else prediction.image, *row] for rank, row in enumerate(formatted.rows)), None]
-    headers = [formatted.header for formatted in formatted_predictions]
+        table += [*(["" if rank else entry.content["image"], *row] for rank, row in enumerate(entry.rows)), None]
+    headers = [entry.header for entry in entries]
     print_table(table, "image", *max(headers, key=len, default=["class", "probability"]))
 
 
@@ -100,7 +96,8 @@ def _format_classes(prediction: "Prediction") -> FormattedPrediction:
     """Return the formatted classes of an image, or the values of a regression model."""
     labels = prediction.labels  # of a multi-label model, else None
     number_format = ".6g" if prediction.are_values else ".2%"
-    content: dict[str, Any] = {"predictions": [{"label": name, "score": score} for name, score in prediction.scores]}
+    scores = [{"label": name, "score": score} for name, score in prediction.scores]
+    content: dict[str, Any] = {"image": prediction.image, "predictions": scores}
     header = ["output", "value"] if prediction.are_values else ["class", "probability"]
     rows = [[name, format(score, number_format)] for name, score in prediction.scores]
     if labels is not None:
@@ -119,4 +116,5 @@ def _format_dense(prediction: "DensePrediction") -> FormattedPrediction:
         box = " ".join(f"{side:.0f}" for side in answer.get("box", ()))
         rows.append([answer["label"], f"{share_or_score:.2%}", box])
     header = ["class", "share of pixels, or score", "box (x1 y1 x2 y2 px)"]
-    return FormattedPrediction({"answers": prediction.answers}, header, rows or [["nothing found", "", ""]])
+    content = {"image": prediction.image, "answers": prediction.answers}
+    return FormattedPrediction(content, header, rows or [["nothing found", "", ""]])

@@ -72,7 +72,7 @@ def pretrain(
         result = run(**values, command=format_command(context), report=print_safely)
     if not is_main():
         return
-    loss = "not evaluated" if result.validation_loss is None else f"{result.validation_loss:.4f}"
+    loss = result.overview()["validation loss"]
     print_safely(f"validation loss {loss} after {result.steps:,} steps, {result.seconds:,.1f} s of training")
     print_safely(f"saved in {result.folder}: model, processor, facts.json, {result.picture.name}, README.md")
     print_safely(f"next, fine-tune it: hf-vit finetune --model {result.folder} --data {data} --output OUTPUT")

@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from hf_vit_cli.command import print_safely, print_table
-from hf_vit_cli.options import arg, opt
+from hf_vit_cli.options import JSON, arg, opt
 
 
 def scaling_law(
@@ -18,7 +18,7 @@ def scaling_law(
     predict: list[float] | None = opt(
         None, "Also predict the error at this compute, with its 95% interval; repeat for more."
     ),
-    as_json: bool = opt(False, "Print JSON.", "--json"),
+    as_json: bool = JSON,
 ) -> None:
     """Fit a scaling law E = a (C + d)^-b + c to at least 5 runs (4 without d), with 95% intervals."""
     from hf_vit.cost import fit_scaling_law, plot_scaling_law, read_points

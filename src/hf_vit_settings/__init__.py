@@ -603,43 +603,37 @@ def _convert(field: Field[Any], value: Any, command: str) -> Any:
     types: tuple[Any, ...] = (field.type, *get_args(field.type))
     if NoneType in types and value is None:
         return None
-    need = _find_need(field, types, value)
-    if need:
-        raise UserError(f"{get_option_name(field)} = {value!r}: Input should be {need}; see hf-vit {command} --help")
+
+    def make_error(need: str) -> UserError:
+        return UserError(f"{get_option_name(field)} = {value!r}: Input should be {need}; see hf-vit {command} --help")
+
+    choices = next((get_args(kind) for kind in types if get_origin(kind) is Literal), ())
+    if choices and value not in choices:
+        *others, last = map(repr, choices)
+        raise make_error(f"{', '.join(others)} or {last}")
     if any(get_origin(kind) is tuple for kind in types):
+        if not isinstance(value, tuple | list):
+            raise make_error("a valid tuple")
         return tuple(value)
     if bool in types:
+        if value not in (True, False):
+            raise make_error("a valid boolean")
         return bool(value)
-    if int in types:
-        return int(float(value))
-    return float(value) if float in types else value
-
-
-def _find_need(field: Field[Any], types: tuple[Any, ...], value: Any) -> str:
-    """Return what a field needs in place of a value that does not fit its types or its range, else ""."""
-    choices = next((get_args(kind) for kind in types if get_origin(kind) is Literal), ())
-    if choices:
-        *others, last = map(repr, choices)
-        return "" if value in choices else f"{', '.join(others)} or {last}"
-    if any(get_origin(kind) is tuple for kind in types):
-        return "" if isinstance(value, tuple | list) else "a valid tuple"
-    if bool in types:
-        return "" if value in (True, False) else "a valid boolean"
     if int not in types and float not in types:
-        return ""
+        return value
     try:
         number = float(value)
     except (TypeError, ValueError):
-        return "a valid number"
+        raise make_error("a valid number") from None
     if not math.isfinite(number):
-        return "a finite number"
+        raise make_error("a finite number")
     if int in types and not number.is_integer():
-        return "a whole number"
+        raise make_error("a whole number")
     for name, (words, is_within) in _LIMITS.items():
         limit = field.metadata[name]
         if limit is not None and not is_within(number, limit):
-            return f"{words} {limit:.12g}"
-    return ""
+            raise make_error(f"{words} {limit:.12g}")
+    return int(number) if int in types else number
 
 
 _LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
