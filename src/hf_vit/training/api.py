@@ -20,20 +20,33 @@ from hf_vit.training.processes import is_main, report_on_main, world_size
 from hf_vit.training.recipes.registry import Recipe, find_recipe
 from hf_vit.training.run import ReportLine, get_seconds, make_trials_error, read_run, run_job, train_once, write_run
 from hf_vit.training.tasks.classification import Classification, ClassifierTask
+from hf_vit.training.tasks.dense import Detection, Segmentation
 from hf_vit.training.tasks.distillation import Distillation, DistillationOptions
 from hf_vit.training.tasks.momentum_contrast import Contrast, ContrastiveOptions
 from hf_vit.training.tasks.patch_prediction import NextPatch, PatchPrediction, RandomMasking
-from hf_vit.training.tasks.registry import FINETUNED, OBJECTIVES, TASKS
-from hf_vit.training.tasks.self_training import SelfTrainingOptions
+from hf_vit.training.tasks.self_training import MetaPseudoLabels, NoisyStudent
 from hf_vit.training.tasks.task import FinetuneResult, PretrainResult, Task, find_best_evaluation
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sharing import share_finished
 from hf_vit.training.trainer.weights import LoraAdapter
-from hf_vit_settings import RUN_FIELDS, FinetuneOptions
+from hf_vit_settings import RUN_FIELDS, FinetuneOptions, SelfTrainingOptions
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.ray_runner import RayRunner
 
+TASKS: dict[str, type[Any]] = {
+    "classification": Classification,
+    "distillation": Distillation,
+    "noisy-student": NoisyStudent,
+    "meta-pseudo-labels": MetaPseudoLabels,
+    "segmentation": Segmentation,
+    "detection": Detection,
+    "masked-patch": PatchPrediction,
+    "next-patch": PatchPrediction,
+    "contrastive": Contrast,
+}
+FINETUNED = ("classification", "segmentation", "detection")
+OBJECTIVES = [name for name, task in TASKS.items() if not task.has_labels]
 # Share of the steps that each trial of --tune auto takes. A step costs one unit if only the head is trained, about two
 # with LoRA and three with all weights, so that trials and training together cost at most 0.3 * (1 + 2 + 3) + 1 = 2.8
 # times a training of the head alone, and less for the others.
@@ -131,20 +144,20 @@ def _find_task(
     """Return the key in `TASKS` for the arguments of `finetune`; raise UserError if they do not go together."""
     if task not in FINETUNED:
         raise UserError(f"--task {task} is unknown; choose one of {', '.join(FINETUNED)}")
-    if task == "classification" and (head or head_width) is not None:
+    if task != "classification":
+        if distillation is not None or self_training is not None:
+            raise UserError(f"a teacher can only be used for classification, not for {task}; leave the teacher out")
+        return task
+    if (head or head_width) is not None:
         raise UserError(
             "--head and --head-width only work with --task segmentation or detection; add such a --task, or "
             "leave them out"
         )
-    if task != "classification" and (distillation is not None or self_training is not None):
-        raise UserError(f"a teacher can only be used for classification, not for {task}; leave the teacher out")
-    if task != "classification":
-        return task
-    if distillation is not None and self_training is not None:
+    if self_training is None:
+        return "classification" if distillation is None else "distillation"
+    if distillation is not None:
         raise UserError("distillation and self-training cannot be combined; give only one of them")
-    if self_training is not None:
-        return self_training.kind
-    return "classification" if distillation is None else "distillation"
+    return self_training.kind
 
 
 def _make_job(
@@ -294,11 +307,11 @@ def _sweep(
 def _record_trials(job: Job, settings: dict[str, Any]) -> None:
     """Record which trials a run consists of, or raise UserError if it is resumed with others."""
     old_settings = read_run(job.work)
-    if old_settings is None and is_main():
-        write_run(job.work, settings)
-    if old_settings is None or old_settings == settings:
-        return
-    raise make_trials_error(job.output, old_settings)
+    if old_settings is None:
+        if is_main():
+            write_run(job.work, settings)
+    elif old_settings != settings:
+        raise make_trials_error(job.output, old_settings)
 
 
 def _tune(

@@ -355,12 +355,14 @@ def _format_bytes(size: int) -> str:
 
 def _collect_settings(run: Run) -> dict[str, Any]:
     """Return the settings that must stay the same when the run is resumed, redacted, as JSON stores them."""
+    names = run.data.label_names
     settings = {
         **run.task,
         **{name: value for name, value in run.recipe.settings().items() if name not in ("name", "source")},
         "model": Path(run.source.name).name if run.source.has_weights else run.source.name,
         "data": f"{run.data.name} {run.data.fingerprint}",
-        "classes": _describe_classes(run.data.label_names),
+        # The first classes with a hash of all in their order, which the fingerprint of data does not cover.
+        "classes": f"{summarize_names(names)} ({hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]})",
         "image_size": list(as_pair(run.config.image_size)),
         "micro_batch_size": run.micro_batch_size,
         "total_steps": run.steps,
@@ -379,11 +381,6 @@ def _collect_settings(run: Run) -> dict[str, Any]:
     if run.options.streaming:  # its fingerprint does not cover the columns
         settings |= {name: getattr(run.options, name) for name in ("num_workers", "image_column", "label_column")}
     return cast(dict[str, Any], redact_values(json.loads(json.dumps(settings))))
-
-
-def _describe_classes(names: Sequence[str]) -> str:
-    """Return the first classes with a hash of all in their order, which the fingerprint of data does not cover."""
-    return f"{summarize_names(names)} ({hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]})"
 
 
 def record_run(run: Run) -> None:
@@ -579,8 +576,7 @@ def _resume(trainer: HfViTTrainer, checkpoint: Path, report: ReportLine) -> None
     trainer.state = TrainerState(**state)
     clock = (state.get("stateful_callbacks") or {}).get("Clock")
     if clock:
-        for callback in find_callbacks(trainer, Clock):
-            callback.earlier = float(clock["attributes"]["earlier"])
+        find_callbacks(trainer, Clock)[0].earlier = float(clock["attributes"]["earlier"])
     trainer.load_released(state["best_model_checkpoint"] or str(checkpoint))
 
 
@@ -671,7 +667,17 @@ def _complete(task: Task[Result], run: Run, trainer: HfViTTrainer) -> Result:
     if family is not None and family.is_vit:
         # The default attention of a loaded model; a head without sdpa keeps its attention.
         model.set_attn_implementation("sdpa" if model._supports_sdpa else {"backbone_config": "sdpa"})  # pyright: ignore[reportPrivateUsage]
-    result = task.conclude(run, model, trainer.state, get_seconds(trainer))
+    state = trainer.state
+    shared = {
+        "folder": run.output,
+        "model": model,
+        "processor": run.processor,
+        "recipe": run.recipe,
+        "steps": state.global_step,
+        "seconds": get_seconds(trainer),
+        "history": state.log_history,
+    }
+    result = task.conclude(run, state, shared)
     wait_for_all()
     if is_main():
         # With the name of the output, which is the model's name in the card.

@@ -244,30 +244,23 @@ _add_recipe(
     dict(optimizer="lion", learning_rate=6e-5, learning_rates=(3e-5, 6e-5, 1e-4), weight_decay=0.25, beta2=0.99),
 )
 # The noise is as in the papers; theirs is of EfficientNets and ImageNet.
-for _name, _source, _summary, _values in (
-    (
-        "noisy-student",
-        "arXiv 1911.04252, section 3.1: RandAugment of two layers (27 as torchvision's strongest, 10) and "
-        "stochastic depth .2; label smoothing .1: its code",
-        "Noisy Student",
-        dict(drop_path=0.2),
-    ),
-    (
-        "meta-pseudo-labels",
-        "the code of arXiv 2003.10580: RandAugment of two layers (17 as torchvision's strongest, 10), no "
-        "label smoothing",
-        "Meta Pseudo Labels",
-        dict(label_smoothing=0.0),
-    ),
-):
-    _add_recipe(
-        _name,
-        f"{_source}; the other values: default-small's, as the source's are of EfficientNets on ImageNet",
-        f"{_summary} on a few thousand images, on one machine (--self-training {_name})",
-        _SMALL,
-        _values,
-        dict(randaugment=(2, 30)),
-    )
+_AS_SMALL = "the other values: default-small's, as the source's are of EfficientNets on ImageNet"
+_add_recipe(
+    "noisy-student",
+    "arXiv 1911.04252, section 3.1: RandAugment of two layers (27 as torchvision's strongest, 10) and stochastic "
+    f"depth .2; label smoothing .1: its code; {_AS_SMALL}",
+    "Noisy Student on a few thousand images, on one machine (--self-training noisy-student)",
+    _SMALL,
+    dict(drop_path=0.2, randaugment=(2, 30)),
+)
+_add_recipe(
+    "meta-pseudo-labels",
+    "the code of arXiv 2003.10580: RandAugment of two layers (17 as torchvision's strongest, 10), no label "
+    f"smoothing; {_AS_SMALL}",
+    "Meta Pseudo Labels on a few thousand images, on one machine (--self-training meta-pseudo-labels)",
+    _SMALL,
+    dict(label_smoothing=0.0, randaugment=(2, 30)),
+)
 _add_recipe(
     "muon",
     "arXiv 2502.16982, sections 2.2 and 3: momentum .95, AdamW's rate and decay kept, here those of "

@@ -1,7 +1,7 @@
 """Classification of images by their labels, measured once on the test split."""
 
 import math
-from typing import Any, cast, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from hf_vit.evaluation.protocols.top1 import OF_CLASSES, ClassificationResult
 from hf_vit.loading.model import get_label_names
 from hf_vit.loading.start import build_classifier, build_processor, match_head_rows
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.results.facts import Record
 from hf_vit.training.plan import Run, Start, configure_weights
 from hf_vit.training.tasks.task import FinetuneResult, MeasuredTask
 from hf_vit_settings import Recipe
@@ -76,31 +75,26 @@ class ClassifierTask(MeasuredTask):
             values["chance_accuracy"] = result.chance
         return values
 
-    def restore_test(self, evaluation: Record, model: PreTrainedModel) -> ClassificationResult | MultiLabelResult:
-        return _restore_test(evaluation, get_label_names(model))
-
-
-def _restore_test(evaluation: Record, label_names: list[str]) -> ClassificationResult | MultiLabelResult:
-    """Restore the result of the test split from its record, without confusion matrix and wrong images."""
-    test = cast(dict[str, Any], evaluation.values)
-    size = (evaluation.data and evaluation.data.size) or 0
-    if "top1" not in test:
-        scores = {name: test[name] for name in ("thresholds", "f1_micro", "loss")}
-        return MultiLabelResult(size, **test["classes"], **scores, seconds=evaluation.seconds or 0.0)
-    return ClassificationResult(
-        num_images=size,
-        label_names=label_names,
-        top1=test["top1"],
-        top5=test.get("top5"),
-        loss=test["loss"],
-        ece=test["ece"],
-        per_class=test.get("per_class", {}),
-        confusion_matrix=None,
-        seconds=evaluation.seconds or 0.0,
-        num_wrong=round((1 - test["top1"]) * size),
-        wrong=[],
-        **{name: test[name] for name in OF_CLASSES if name in test},
-    )
+    def restore_test(
+        self, values: dict[str, Any], size: int, seconds: float, model: PreTrainedModel
+    ) -> ClassificationResult | MultiLabelResult:
+        if "top1" not in values:
+            scores = {name: values[name] for name in ("thresholds", "f1_micro", "loss")}
+            return MultiLabelResult(size, **values["classes"], **scores, seconds=seconds)
+        return ClassificationResult(
+            num_images=size,
+            label_names=get_label_names(model),
+            top1=values["top1"],
+            top5=values.get("top5"),
+            loss=values["loss"],
+            ece=values["ece"],
+            per_class=values.get("per_class", {}),
+            confusion_matrix=None,
+            seconds=seconds,
+            num_wrong=round((1 - values["top1"]) * size),
+            wrong=[],
+            **{name: values[name] for name in OF_CLASSES if name in values},
+        )
 
 
 @final

@@ -13,7 +13,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object, reduce
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 from torchvision.ops import box_convert
 from transformers import PreTrainedModel
 from transformers.loss import loss_for_object_detection
@@ -40,7 +40,6 @@ from hf_vit.models.configuration_hf_mixer import HfMixerConfig
 from hf_vit.models.configuration_hf_resnet import HfResNetBaseConfig
 from hf_vit.models.configuration_hf_vit import HfBaseConfig
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
-from hf_vit.results.facts import Record
 from hf_vit.training.plan import Run, Start, configure_weights
 from hf_vit.training.tasks.task import MeasuredTask, find_active_settings
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
@@ -320,7 +319,6 @@ class DenseTrainer(HfViTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Return the loss of the model."""
         outputs = self._run(model, inputs)
         # Without pixels transformers' loss is NaN, so it is replaced by 0.
         loss = self._weight_loss(outputs.loss, inputs) if self._count(inputs) else 0 * outputs.logits.sum()
@@ -344,8 +342,7 @@ class DenseTrainer(HfViTTrainer):
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
         """Return the batches of this process; every image is in one process."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        size = self.args.eval_batch_size
-        batches = [range(start, min(start + size, len(dataset))) for start in range(0, len(dataset), size)]
+        batches = list(BatchSampler(range(len(dataset)), self.args.eval_batch_size, drop_last=False))
         process_batches: Any = batches[self.args.process_index :: self.args.world_size]
         return DataLoader(dataset, batch_sampler=process_batches, collate_fn=self.data_collator)
 
@@ -470,7 +467,6 @@ class HeadTask(MeasuredTask):
         return {"task": self.task, "head": self.head, "head_width": self.width}
 
     def check(self, recipe: Recipe) -> None:
-        """Raise a UserError for settings of the recipe that only work for classification."""
         require_metrics()
         # Heads have queries and values of their own, which LoRA would find.
         adapter = {"tune": recipe.tune} if recipe.tune in ("lora", "auto") else {}
@@ -519,12 +515,11 @@ class Segmentation(HeadTask):
     metrics = ("mean_iou", "pixel_accuracy")
     judge = make_segmentation_judge
 
-    def restore_test(self, evaluation: Record, model: PreTrainedModel) -> SegmentationResult:
-        """Return the test result that a record holds."""
-        test: dict[str, Any] = dict(evaluation.values)
-        scores = {name: test[name] for name in ("mean_iou", "pixel_accuracy", "mean_accuracy")}
-        size = (evaluation.data and evaluation.data.size) or 0
-        return SegmentationResult(size, **scores, **test["classes"], seconds=evaluation.seconds or 0.0)
+    def restore_test(
+        self, values: dict[str, Any], size: int, seconds: float, model: PreTrainedModel
+    ) -> SegmentationResult:
+        scores = {name: values[name] for name in ("mean_iou", "pixel_accuracy", "mean_accuracy")}
+        return SegmentationResult(size, **scores, **values["classes"], seconds=seconds)
 
 
 @final
@@ -537,16 +532,10 @@ class Detection(HeadTask):
     metrics = ("ap", "ap50")
     judge = make_detection_judge
 
-    def restore_test(self, evaluation: Record, model: PreTrainedModel) -> DetectionResult:
-        """Return the test result that a record holds."""
-        test: dict[str, Any] = dict(evaluation.values)
-        classes = cast(dict[str, dict[str, float]], test.pop("classes"))
-        objects = int(test.pop("objects"))
-        return DetectionResult(
-            (evaluation.data and evaluation.data.size) or 0,
-            objects,
-            {name: value for name, value in test.items() if isinstance(value, float)},
-            classes["ap"],
-            classes.get("mask_ap", {}),
-            seconds=evaluation.seconds or 0.0,
-        )
+    def restore_test(
+        self, values: dict[str, Any], size: int, seconds: float, model: PreTrainedModel
+    ) -> DetectionResult:
+        classes = values["classes"]
+        scores = {name: value for name, value in values.items() if isinstance(value, float)}
+        objects = int(values["objects"])
+        return DetectionResult(size, objects, scores, classes["ap"], classes.get("mask_ap", {}), seconds=seconds)

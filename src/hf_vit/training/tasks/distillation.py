@@ -222,7 +222,6 @@ class Distillation(TaughtTask):
     trainer_class = DistillationTrainer
 
     def check(self, recipe: Recipe) -> None:
-        """Raise a UserError for settings of the recipe that do not work with a teacher."""
         if recipe.loss == "bce":
             raise UserError("--loss bce does not work with distillation, which needs cross-entropy; use --loss ce")
         if recipe.class_weights:

@@ -26,7 +26,7 @@ from hf_vit.loading.start import build_model, build_processor
 from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.training.plan import Run, Start
 from hf_vit.training.processes import world_size
-from hf_vit.training.tasks.task import PretextTask, Views, load_validation_images
+from hf_vit.training.tasks.task import PretextTask, Views, load_validation_images, stack_pixels
 from hf_vit.training.trainer.distributed import gather, synchronize_batch_norms
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sampling import derive_seed
@@ -203,7 +203,7 @@ def _distort(side: int, blur: float, solarize: float) -> Any:
 
 def collate_views(examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Combine examples of `TwoViews` to a batch, `views` [B, 2, C, H, W]."""
-    return {"views": torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])}
+    return {"views": stack_pixels(examples)}
 
 
 @torch.no_grad()

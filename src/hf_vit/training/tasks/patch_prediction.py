@@ -20,7 +20,7 @@ from hf_vit.models.configuration_hf_vit import HfViTBaseConfig
 from hf_vit.models.pretraining_hf_vit import cut_patches, join_patches
 from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.training.plan import Run, Start
-from hf_vit.training.tasks.task import PretextTask, load_validation_images
+from hf_vit.training.tasks.task import PretextTask, load_validation_images, stack_pixels
 from hf_vit.training.trainer.sampling import derive_seed
 from hf_vit_settings import Recipe
 
@@ -101,9 +101,7 @@ class MaskingCollator:
     evaluation predicts the same patches; images of a stream have no index, and their content replaces it.
     """
 
-    def __init__(
-        self, policy: RandomMasking | NextPatch, config: HfViTBaseConfig, static: bool = False, seed: int = 0
-    ) -> None:
+    def __init__(self, policy: Masking, config: HfViTBaseConfig, static: bool = False, seed: int = 0) -> None:
         self.policy = policy
         self.config = config
         self.static = static
@@ -111,7 +109,7 @@ class MaskingCollator:
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Stack images [B, C, H, W] and draw the patches to mask; the same ones each time for validation images."""
-        pixel_values = torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
+        pixel_values = stack_pixels(examples)
         h, w = self.config.grid_of(*pixel_values.shape[2:])
         is_validation = not all(example.get("mixable", True) for example in examples)
         if self.static or is_validation:
@@ -156,7 +154,6 @@ class PatchPrediction(PretextTask):
         return {"objective": self.name, **self.fields, **masking}
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
-        """Build the model with a head that predicts patches."""
         source = start.source
         if self.static and start.data.readers:
             raise UserError("--static-masks does not work with --streaming; leave one of them out")

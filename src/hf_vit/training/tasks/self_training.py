@@ -29,7 +29,7 @@ from hf_vit.training.plan import Run, Start
 from hf_vit.training.processes import make_refusal, world_size
 from hf_vit.training.tasks.classification import build_for_classes
 from hf_vit.training.tasks.distillation import TaughtTask, Teacher
-from hf_vit.training.tasks.task import Views, find_active_settings
+from hf_vit.training.tasks.task import Views, find_active_settings, stack_pixels
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.losses import smooth_labels
 from hf_vit.training.trainer.sampling import derive_seed
@@ -116,11 +116,6 @@ class UnlabeledCollator:
         return self._join(batch, [unlabeled for example in examples for unlabeled in example[UNLABELLED]])
 
 
-def stack_pixels(examples: Sequence[dict[str, Any]]) -> torch.Tensor:
-    """Stack the pixel values of n examples, [n, ...]."""
-    return torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
-
-
 class SelfTraining(TaughtTask):
     """Abstract: a task whose classifier learns from labeled images, and from unlabeled ones with pseudo-labels.
 
@@ -143,7 +138,6 @@ class SelfTraining(TaughtTask):
         }
 
     def check(self, recipe: Recipe) -> None:
-        """Raise a UserError for settings of the recipe that do not work with pseudo-labels."""
         active = find_active_settings(recipe, tuple(_TURNED_OFF))
         if active:
             values = ", ".join(f"{name} {value}" for name, value in active.items())
@@ -520,7 +514,6 @@ class MetaPseudoLabels(SelfTraining):
     trainer_class = MetaPseudoLabelsTrainer
 
     def check(self, recipe: Recipe) -> None:
-        """Raise a UserError for settings that do not work with meta-pseudo-labels."""
         super().check(recipe)
         if world_size() > 1:
             raise make_refusal("meta pseudo labels")

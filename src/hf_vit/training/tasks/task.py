@@ -127,8 +127,8 @@ class Task(ABC, Generic[Result]):
         """Return the function that combines examples to a batch."""
 
     @abstractmethod
-    def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> Result:
-        """Make the result of the finished model, which is in evaluation mode."""
+    def conclude(self, run: Run, state: TrainerState, shared: dict[str, Any]) -> Result:
+        """Make the result of a finished model in evaluation mode; `shared` has the fields of `TrainingResult`."""
 
     @abstractmethod
     def values(self, run: Run, result: Result, shared: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +261,6 @@ class FinetuneResult(TrainingResult):
     pushed: PushResult | None = None
 
     def overview(self) -> dict[str, object]:
-        """Return the scores, the best checkpoint, and where the model was pushed."""
         (metric, validation), *_ = self.validation.items()
         (test_metric, test), *_ = self.test.headline().items()
         scores = {
@@ -283,27 +282,22 @@ class MeasuredTask(Task[FinetuneResult]):
         """Return the name of the protocol that measures the test split."""
 
     @abstractmethod
-    def restore_test(self, evaluation: Record, model: PreTrainedModel) -> Any:
-        """Restore the protocol's result from its record, without pictures."""
+    def restore_test(self, values: dict[str, Any], size: int, seconds: float, model: PreTrainedModel) -> Any:
+        """Restore the protocol's result, without pictures, from the values of its record for `size` images."""
 
     def make_callbacks(self, run: Run) -> list[TrainerCallback]:
         return [] if run.recipe.patience is None else [Patience(run.recipe.patience)]
 
-    def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> FinetuneResult:
-        cast(nn.Module, model).to(pick_device(run.options.device))
+    def conclude(self, run: Run, state: TrainerState, shared: dict[str, Any]) -> FinetuneResult:
+        model: Any = shared["model"]
+        model.to(pick_device(run.options.device))
         best = find_best_evaluation(state)
         return FinetuneResult(
-            folder=run.output,
-            model=model,
-            processor=run.processor,
-            recipe=run.recipe,
+            **shared,
             validation={name: best[f"eval_{name}"] for name in (*self.metrics, "loss") if f"eval_{name}" in best},
             test=cast(Any, PROTOCOLS[self.protocol(run.data)](_open_test(run, model))),
-            steps=state.global_step,
             best_step=int(best["step"]),
             chance=best.get("eval_chance", 0.0),
-            seconds=seconds,
-            history=state.log_history,
             trials=run.trials,
         )
 
@@ -322,14 +316,15 @@ class MeasuredTask(Task[FinetuneResult]):
         save_protocol(test, folder=folder, command=run.command, device=run.options.device)
 
     def recall(self, folder: Path, recipe: Recipe) -> FinetuneResult:
-        """Return the result of a finished training from the records of its folder."""
         shared, values, later_records = self.read_shared(folder, recipe, "best_step")
         evaluation = next(record for record in later_records if record.kind == "evaluation")
+        size = (evaluation.data and evaluation.data.size) or 0
+        test = self.restore_test(dict(evaluation.values), size, evaluation.seconds or 0.0, shared["model"])
         names = (*self.metrics, "loss")
         return FinetuneResult(
             **shared,
             validation={name: values[f"validation_{name}"] for name in names if f"validation_{name}" in values},
-            test=self.restore_test(evaluation, shared["model"]),
+            test=test,
             best_step=values["best_step"],
             chance=values.get("chance_accuracy", 0.0),
             trials=values.get("learning_rate_sweep", values.get("tune_trials", ())),
@@ -402,19 +397,10 @@ class PretextTask(Task[PretrainResult]):
                 f"these settings out, or choose another --recipe, such as {self.recipe}"
             )
 
-    def conclude(self, run: Run, model: PreTrainedModel, state: TrainerState, seconds: float) -> PretrainResult:
+    def conclude(self, run: Run, state: TrainerState, shared: dict[str, Any]) -> PretrainResult:
         losses = [entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry]
-        return PretrainResult(
-            folder=run.output,
-            model=model,
-            processor=run.processor,
-            recipe=run.recipe,
-            picture=run.output / self.picture,
-            validation_loss=losses[-1] if losses else None,
-            steps=state.global_step,
-            seconds=seconds,
-            history=state.log_history,
-        )
+        last_loss = losses[-1] if losses else None
+        return PretrainResult(**shared, picture=run.output / self.picture, validation_loss=last_loss)
 
     def values(self, run: Run, result: PretrainResult, shared: dict[str, Any]) -> dict[str, Any]:
         return {**shared, "objective": self.settings(), "validation_loss": result.validation_loss}
@@ -438,6 +424,11 @@ def load_validation_images(run: Run, count: int) -> list[tuple[torch.Tensor, int
     else:
         examples = iter(split)
     return [(example["pixel_values"], int(example["label"])) for example in islice(examples, count)]
+
+
+def stack_pixels(examples: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """Stack the pixel values of n examples, [n, ...]."""
+    return torch.stack([torch.as_tensor(example["pixel_values"]) for example in examples])
 
 
 class Views:

@@ -44,7 +44,6 @@ class LiveProgress(ProgressCallback):
     def on_log(
         self, args: Arguments, state: State, control: Control, logs: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
-        """Show epoch, loss and scores beside the progress bar."""
         texts = {"epoch": "epoch {:.1f}", "loss": "loss {:.3f}", **_SCORES}
         self._news |= {key: text.format(logs[key]) for key, text in texts.items() if logs and key in logs}
         if self.training_bar is not None:
@@ -87,7 +86,6 @@ class LoggedProgress(TrainerCallback):
             self._report(args, state, [f"loss {self._step_loss():.4f}", f"learning rate {rate:.2e}"])
 
     def on_evaluate(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
-        """Report the scores of a validation in one line."""
         texts = {"loss": "loss {:.4f}", "learning_rate": "learning rate {:.2e}", "eval_loss": "validation loss {:.4f}"}
         texts |= _SCORES
         news = [text.format(self._logged[key]) for key, text in texts.items() if key in self._logged]

@@ -548,7 +548,6 @@ class _BetweenSteps(TrainerCallback):
         self.trainer._begin_training()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Update the average of the weights, and a stream's share of the training."""
         if self.trainer.average is not None:
             self.trainer.average.update()
         if self.trainer.stream is not None:  # a stream has no epochs: this is the share of the training done so far

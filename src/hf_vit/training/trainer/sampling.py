@@ -72,7 +72,6 @@ class EpochSampler(Sampler[tuple[int, int]]):
         return self.size
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Yield (pass, index) for every example of the epoch, shuffled or drawn by weight."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
         if self.weights is None:
             order = torch.randperm(self.size, generator=generator)
@@ -108,7 +107,6 @@ class EpochBatches(BatchSampler):
         return complete if self.drop_last or not remaining else complete + 1
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Yield this process's batches; the last images are divided among the processes."""
         keys = list(self.keys)
         images_per_round = self.batch_size * self.world_size
         for start in range(0, len(keys) - images_per_round + 1, images_per_round):
