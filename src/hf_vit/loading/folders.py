@@ -4,9 +4,12 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import Any, cast, final
 
 import torch
+import transformers
+from numpy.typing import ArrayLike
+from PIL import Image
 from torch import nn
 
 from hf_vit.conversion.fetching import TIMM, WRAPPER, convert_wrapper_config
@@ -18,11 +21,6 @@ from hf_vit.errors import UserError, get_first_line
 from hf_vit.families import get_first_class_name
 from hf_vit.loading.outputs import TASKS
 from hf_vit.repositories.reading import WEIGHTS, download_model, explain_load_errors, refuse_unread_weights
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-    from PIL.Image import Image
-    from transformers import BaseImageProcessor, PreTrainedModel
 
 # Folder of a training's checkpoints: `OUTPUT/checkpoints/checkpoint-<step>/`.
 WORK_FOLDER = "checkpoints"
@@ -43,15 +41,12 @@ def list_checkpoints(work: Path) -> list[Path]:
 
 def load_transformers(
     source: Source, device: str | None = None, *, as_classifier: bool = False
-) -> "tuple[PreTrainedModel, Any]":
+) -> tuple[transformers.PreTrainedModel, Any]:
     """Load a vision model that hf_vit or transformers saved, in evaluation mode, and its image processor.
 
     Remote code is never run, and weights keep their dtype. Checkpoints for classification, segmentation and detection
     are loaded with their heads, all others as bare models.
     """
-    import transformers
-    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
-
     torch_device = pick_device(device)
     name = source.name
     folder = source.path
@@ -64,7 +59,7 @@ def load_transformers(
         )
     with quiet_transformers(), explain_load_errors(name):
         try:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise UserError(f"{name} cannot be read as a model: {get_first_line(error)}") from error
         channels = getattr(config, "num_channels", 3)
@@ -73,7 +68,7 @@ def load_transformers(
                 f"{name} takes images with num_channels={channels}; give a model for RGB images (num_channels=3)"
             )
         first_class = get_first_class_name(getattr(config, "architectures", None)) or "no class named"
-        is_classifier = type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+        is_classifier = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
         if as_classifier and not is_classifier:
             raise UserError(
                 f"{name} holds a {config.model_type} model ({first_class}), which is not an image classifier; give a "
@@ -122,13 +117,10 @@ def load_weights(source: Source, auto_class: Any, head: str) -> Any:
     return model
 
 
-def _load_processor(source: Source) -> "BaseImageProcessor":
+def _load_processor(source: Source) -> transformers.BaseImageProcessor:
     """Load the image processor and process one image; raise UserError if it is missing or gives NaN or infinity."""
-    from PIL import Image
-    from transformers import AutoImageProcessor
-
     try:
-        processor = AutoImageProcessor.from_pretrained(source.path, trust_remote_code=False)
+        processor = transformers.AutoImageProcessor.from_pretrained(source.path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{source.name} has no readable image processor (preprocessor_config.json); save one with "
@@ -177,8 +169,6 @@ def load_timm(source: Source, device: str | None = None) -> Any:
 
 def _load_from_wrapper(source: Source) -> Any:
     """Return the timm model that a checkpoint of transformers' TimmWrapper contains, with its class names."""
-    import transformers
-
     is_classifier = "ForImageClassification" in get_first_class_name(source.stored.get("architectures"))
     head = "ForImageClassification" if is_classifier else ""
     with quiet_transformers(), explain_load_errors(source.name):
@@ -191,7 +181,7 @@ def _load_from_wrapper(source: Source) -> Any:
     return model.eval()
 
 
-def _load_from_file(architecture: str, file: str) -> "nn.Module":
+def _load_from_file(architecture: str, file: str) -> nn.Module:
     """Load the weights of a file into an architecture of timm with as many classes as the file's head."""
     import timm
     from timm.models import get_pretrained_cfg, load_state_dict
@@ -207,7 +197,7 @@ def _load_from_file(architecture: str, file: str) -> "nn.Module":
     return timm.create_model(architecture, checkpoint_path=str(path), **options)
 
 
-def get_timm_label_names(model: "nn.Module") -> list[list[str]]:
+def get_timm_label_names(model: nn.Module) -> list[list[str]]:
     """Return all known sets of class names of a timm model, in the order of its logits.
 
     timm has the classes of ImageNet (1,000 and larger sets) as WordNet numbers and as words.
@@ -241,7 +231,7 @@ class ImageGPTFeatures(nn.Module):
 
     clusters: torch.Tensor
 
-    def __init__(self, model: Any, clusters: "ArrayLike", size: tuple[int, int]) -> None:
+    def __init__(self, model: Any, clusters: ArrayLike, size: tuple[int, int]) -> None:
         super().__init__()
         self.config = model.config
         if size[0] * size[1] > self.config.n_positions:
@@ -275,10 +265,10 @@ class ImageGPTFeatures(nn.Module):
         return self.forward_head(self.forward_features(pixel_values))
 
 
-def wrap_image_gpt(model: Any, processor: Any) -> "tuple[nn.Module, Callable[[Sequence[Image]], torch.Tensor]]":
+def wrap_image_gpt(model: Any, processor: Any) -> tuple[nn.Module, Callable[[Sequence[Image.Image]], torch.Tensor]]:
     """Return an `ImageGPTFeatures` in place of an ImageGPT, and the function that prepares its pixels."""
 
-    def prepare(images: "Sequence[Image]") -> torch.Tensor:
+    def prepare(images: Sequence[Image.Image]) -> torch.Tensor:
         return processor(images=list(images), do_color_quantize=False, return_tensors="pt")["pixel_values"]
 
     size = (int(processor.size["height"]), int(processor.size["width"]))

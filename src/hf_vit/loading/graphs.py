@@ -4,10 +4,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 from transformers import AutoImageProcessor
 from transformers.modeling_outputs import ImageClassifierOutput
@@ -19,9 +20,6 @@ from hf_vit.environment import sums_int8_in_16_bits
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.repositories.reading import refuse_pointer
 from hf_vit.writing import make_scratch_folder
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 
 def find_graph(source: str) -> tuple[Runtime, Path] | None:
@@ -151,7 +149,7 @@ def _verify_int8(file: Path) -> bool:
     return True
 
 
-def pad_to_canvas(images: "Sequence[Image]") -> torch.Tensor:
+def pad_to_canvas(images: Sequence[Image.Image]) -> torch.Tensor:
     """Stack RGB images of any sizes, levels 0..255, to [B, 3, H, W] with NaN to the right of and below each image."""
     levels = [torch.from_numpy(np.array(image)).permute(2, 0, 1).float() for image in images]
     height, width = (max(pixels.shape[side] for pixels in levels) for side in (1, 2))

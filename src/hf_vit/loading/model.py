@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, final
+from typing import Any, Literal, cast, final
 
 import torch
+import transformers
+from PIL import Image
 from torch import nn
 
 from hf_vit.conversion.fetching import TIMM, WRAPPER
@@ -35,11 +37,8 @@ from hf_vit.loading.graphs import GraphForImageClassification, find_graph, pad_t
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.reading import CONFIG
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
-
-def get_label_names(model: "nn.Module") -> list[str]:
+def get_label_names(model: nn.Module) -> list[str]:
     """Return a classifier's class names from its config (`id2label`), in the order of its logits."""
     names: dict[int, str] = getattr(model.config, "id2label", None) or {}
     return list(refuse_surrogates([str(names[index]) for index in sorted(names)]))
@@ -94,7 +93,7 @@ class LoadedModel:
     """
 
     model: nn.Module
-    prepare: "Callable[[Sequence[Image]], torch.Tensor]"
+    prepare: Callable[[Sequence[Image.Image]], torch.Tensor]
     name: str
     folder: Path | None = None
     processor: Any = None
@@ -142,8 +141,6 @@ class LoadedModel:
     @cached_property
     def input_size(self) -> tuple[int, int]:
         """(height, width) px to which a square image is prepared."""
-        from PIL import Image
-
         if self.resizes:
             return get_processor_size(self.processor)
         height, width = self.prepare([Image.new("RGB", (64, 64))]).shape[-2:]
@@ -169,7 +166,7 @@ class LoadedModel:
         """The dtype of the weights."""
         return next(self.model.parameters()).dtype
 
-    def pixel_values(self, images: "Sequence[Image]") -> torch.Tensor:
+    def pixel_values(self, images: Sequence[Image.Image]) -> torch.Tensor:
         """Prepare images: [B, C, H, W] on the model's device in its dtype."""
         return self.prepare(images).to(self.device, self.dtype)
 
@@ -297,17 +294,14 @@ def _find_library(source: Source) -> tuple[Literal["timm", "transformers"] | Non
         return ("timm", True) if importlib.util.find_spec("timm") else (None, False)
     if source.path is None or source.path.is_file():
         return None, False
-    import transformers
-    from transformers import CONFIG_MAPPING, MODEL_MAPPING
-
     if not isinstance(kind, str):
         return "transformers", True  # its error describes the problem
-    if kind not in CONFIG_MAPPING:
+    if kind not in transformers.CONFIG_MAPPING:
         return None, False
     # Some dense prediction models, such as transformers' UperNet and ours, have no bare model.
-    endings = ("SEMANTIC_SEGMENTATION", "UNIVERSAL_SEGMENTATION", "OBJECT_DETECTION")
-    mappings: list[Any] = [MODEL_MAPPING, *(getattr(transformers, f"MODEL_FOR_{ending}_MAPPING") for ending in endings)]
-    classes = [mapping.get(CONFIG_MAPPING[kind], None) for mapping in mappings]
+    purposes = ("", "_FOR_SEMANTIC_SEGMENTATION", "_FOR_UNIVERSAL_SEGMENTATION", "_FOR_OBJECT_DETECTION")
+    mappings: list[Any] = [getattr(transformers, f"MODEL{purpose}_MAPPING") for purpose in purposes]
+    classes = [mapping.get(transformers.CONFIG_MAPPING[kind], None) for mapping in mappings]
     model_class: Any = next(filter(None, classes), None)
     if getattr(model_class, "main_input_name", None) != "pixel_values":
         return "transformers", False
@@ -330,7 +324,7 @@ def _wrap(
     processor: Any,
     name: str,
     folder: Path | None = None,
-    prepare: "Callable[[Sequence[Image]], torch.Tensor] | None" = None,
+    prepare: Callable[[Sequence[Image.Image]], torch.Tensor] | None = None,
     origin: str | None = None,
 ) -> LoadedModel:
     """Build a `LoadedModel` in evaluation mode."""

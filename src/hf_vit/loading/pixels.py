@@ -7,10 +7,11 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, cast, final
+from typing import Any, Self, cast, final
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
 from hf_vit.data.transforms import fill_patches, get_pixel_scale, keeps_shapes, pad_to_patches
@@ -19,10 +20,6 @@ from hf_vit.families import find_family
 from hf_vit.inference.mixed_sizes import without_padding
 from hf_vit.loading.graphs import GraphForImageClassification
 from hf_vit.loading.model import LoadedModel
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 
 _PROBE_PX = 64
 _TOLERANCE = 1e-3
@@ -51,8 +48,6 @@ class PixelScale:
     @classmethod
     def measure(cls, loaded: LoadedModel) -> Self:
         """Measure the scaling of any library by preparing a black, a white and a colored image."""
-        from PIL import Image
-
         if loaded.resizes:
             raise UserError(
                 f"the graph {loaded.name} contains its image processor, so it cannot be attacked, corrupted or "
@@ -135,7 +130,7 @@ def keep_image_sizes(loaded: LoadedModel, max_num_patches: int) -> LoadedModel:
         raise UserError(f"max_num_patches is {max_num_patches}, but it must be at least 1; choose a larger number")
     patch = model.config.patch_stride
 
-    def prepare(images: "Sequence[Image]") -> Any:
+    def prepare(images: Sequence[Image.Image]) -> Any:
         prepared = [_prepare_image(image, loaded.processor, patch, max_num_patches) for image in images]
         return pad_to_patches(prepared, patch)
 
@@ -184,7 +179,7 @@ def fit_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int
     return min(h, max_num_patches // w or 1), min(w, max_num_patches // h or 1)
 
 
-def _prepare_image(image: "Image", processor: Any, patch: tuple[int, int], max_num_patches: int) -> torch.Tensor:
+def _prepare_image(image: Image.Image, processor: Any, patch: tuple[int, int], max_num_patches: int) -> torch.Tensor:
     """Resize an RGB image to whole patches and scale it: [C, H, W]."""
     if keeps_shapes(processor):
         return fill_patches(image, processor, patch, max_num_patches)

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, ViTImageProcessor
 from hf_vit.conversion.loading import Source, find_source
 from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.data.labels import normalize_name
+from hf_vit.data.transforms import get_pixel_scale, make_processor
 from hf_vit.display import shorten_list
 from hf_vit.errors import UserError, get_strict_reason
 from hf_vit.families import AUTO_CLASSES, Door, find_family, get_problem_type
@@ -285,9 +286,6 @@ def build_processor(source: Source, config: PreTrainedConfig, own_shapes: bool =
     It scales pixels as the checkpoint's image processor does, or to [-1, 1] for a variant with fresh weights. Steps
     that the checkpoint's processor skips, and a factor other than 1/255, become part of mean and standard deviation.
     """
-    from hf_vit.data import make_processor
-    from hf_vit.data.transforms import get_pixel_scale
-
     if not source.has_weights:
         return make_processor(config)
     with explain_load_errors(source.name):
