@@ -20,13 +20,12 @@ from hf_vit.evaluation.prediction import (
     write_predictions,
 )
 from hf_vit.evaluation.reading import refuse_output_in, restored_modes
-from hf_vit.evaluation.runners import open_runner, prepare_engine
+from hf_vit.evaluation.runners import keep_sizes, open_runner, prepare_engine
 from hf_vit.families import DenseTask, find_regression_reason
 from hf_vit.loading.graphs import find_graph
 from hf_vit.loading.model import LoadedModel, load_model, unwrap_model
 from hf_vit.loading.optimizing import describe_engine
 from hf_vit.loading.outputs import get_dense_task
-from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.writing import is_writable
 
 if TYPE_CHECKING:
@@ -156,11 +155,7 @@ def predict(
             report(
                 f"{loaded.name} is a regression model ({reason}), so its scores are predicted values, not probabilities"
             )
-        if max_num_patches is None and not draft:
-            max_num_patches = find_max_patches(loaded)
-        if max_num_patches is not None:
-            loaded = keep_image_sizes(loaded, max_num_patches)
-            optimize = False  # engines take images of one size
+        loaded, max_num_patches = keep_sizes(loaded, max_num_patches, needs_one_size=draft)
         engine, remote = prepare_engine(
             loaded, model, num_images, ray, optimize=optimize, max_num_patches=max_num_patches
         )

@@ -37,8 +37,9 @@ from hf_vit.evaluation.reading import (
     refuse_output_in,
     undecode_images,
 )
-from hf_vit.evaluation.runners import open_runner
+from hf_vit.evaluation.runners import keep_sizes, open_runner
 from hf_vit.families import refuse_regression
+from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.optimizing import optimize as make_faster
 from hf_vit.loading.optimizing import select_engine
 from hf_vit.loading.outputs import FeatureChoice, refuse_dense, refuse_features
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from transformers import BatchFeature
 
     from hf_vit.data import ImageData
-    from hf_vit.loading.model import LoadedModel
+    from hf_vit.evaluation.ray_runner import RayRunner
 
     # The rows of a batch, None after the last one of a part; and the unreadable images left out since the last batch.
     Answer = tuple["pa.Table | None", list[str]]
@@ -192,20 +193,19 @@ def embed(
     if draft and (streaming or max_num_patches is not None):
         raise UserError("--draft cannot be combined with --streaming or --max-num-patches; leave --draft out")
     folder = _open_output(data, output)
-    named_model = NamedModel(model, max_num_patches)
-    settings = Settings(predictions, top, batch_size, rows_per_file, max_num_patches)
-    if streaming:  # the manifest's hashes of a stream cover neither the columns nor the cut of missing splits
-        settings = replace(settings, image_column=image_column, label_column=label_column, seed=seed or None)
     choice = FeatureChoice.parse(features, layers, norm)
     if choice is not None and predictions:
         raise UserError("--features are embeddings, not classes; leave --predictions out, or leave --features out")
+    settings = Settings(predictions, top, batch_size, rows_per_file)
     if choice is not None:
         settings = replace(settings, features=choice.kind, layers=choice.layers, norm=choice.norm)
+    if streaming:  # the manifest's hashes of a stream cover neither the columns nor the cut of missing splits
+        settings = replace(settings, image_column=image_column, label_column=label_column, seed=seed or None)
     with open_runner(runner, address, device, num_processes) as ray:
         start = time.perf_counter()
-        loaded = _load(named_model, settings, device if ray is None else "cpu")
-        if not draft:
-            loaded, named_model, settings = _keep_shapes(loaded, named_model, settings)
+        loaded = load_model(model, device if ray is None else "cpu")
+        loaded, max_num_patches = keep_sizes(loaded, max_num_patches, needs_one_size=draft)
+        _check_model(loaded, model, settings)
         images = load_data(
             data,
             image_size=loaded.image_size,
@@ -218,41 +218,33 @@ def embed(
             splits=splits,
         )
         selected = list(dict.fromkeys(splits or images.splits))
-        if optimize and features is None and settings.max_num_patches is None and not (ray and ray.gpus):
+        engine = None
+        if optimize and features is None and max_num_patches is None and not (ray and ray.gpus):
             engine = _select_engine(loaded, images, selected, folder)
-            named_model, settings = replace(named_model, engine=engine), replace(settings, engine=engine)
-        if draft:
-            settings = replace(settings, draft_side=loaded.draft_side)
+        draft_side = loaded.draft_side if draft else None
+        settings = replace(settings, max_num_patches=max_num_patches, engine=engine, draft_side=draft_side)
         manifest = _make_manifest(loaded, images, selected, settings)
         parts = [part for split in selected for part in _make_parts(images, split, rows_per_file)]
         with folder.lock():  # otherwise two calls at once could both find no manifest, and mix their files
             _write_or_check_manifest(folder, manifest)
         finished_files = folder.names()
         missing = [part for part in parts if part.name not in finished_files]
-        job = Job.from_data(named_model, images, selected, settings)
+        job = Job.from_data(NamedModel(model, max_num_patches, engine), images, selected, settings)
         if ray is not None:
-            answers = replace(ray, model=named_model).run(job, missing, loaded)
-            finished_parts = (
-                job.write(missing[number], (answer for _, answer in numbered_answers), loaded, folder)
-                for number, numbered_answers in groupby(answers, key=itemgetter(0))
-            )
+            finished_parts = _write_on_ray(job, missing, ray, loaded, folder)
         elif num_processes is not None and num_processes > 1:
             del loaded  # every process loads the model
             finished_parts = _write_in_processes(job, missing, min(num_processes, len(missing)), device, folder)
         else:
-            if missing and settings.engine is not None:
-                make_faster(loaded, settings.engine)
+            if missing and engine is not None:
+                make_faster(loaded, engine)
             finished_parts = (job.process(part, loaded, folder) for part in missing)
         done_before = len(parts) - len(missing)
-        skipped = set(images.skipped)
-        for number, skipped_in_part in enumerate(finished_parts, start=done_before + 1):
-            skipped.update(skipped_in_part)
-            if report is not None:
-                report(number, len(parts))
+        skipped = _wait_for_parts(finished_parts, done_before, len(parts), report)
         rows = _finish(folder, parts, manifest, time.perf_counter() - start, device, has_new=bool(missing))
     names = [part.name for part in parts]
-    all_skipped = sorted(skipped)
-    return Embedded(folder.path or str(folder), names, rows, done_before, all_skipped, images.notes, settings.engine)
+    all_skipped = sorted(skipped.union(images.skipped))
+    return Embedded(folder.path or str(folder), names, rows, done_before, all_skipped, images.notes, engine)
 
 
 def _open_output(data: object, output: str | Path) -> "OutputFolder":
@@ -265,36 +257,21 @@ def _open_output(data: object, output: str | Path) -> "OutputFolder":
     return folder
 
 
-def _load(model: NamedModel, settings: Settings, device: str | None) -> "LoadedModel":
-    """Load the model; raise UserError if it cannot make what is asked for."""
-    loaded = model.load(device)
+def _check_model(loaded: LoadedModel, model: str, settings: Settings) -> None:
+    """Raise UserError if the model cannot make what is asked for."""
     refuse_dense(loaded.model)
     if settings.features is not None:
         refuse_features(loaded.model, settings.choice)
     if settings.predictions and not loaded.label_sets:
         raise UserError(
-            f"{model.model} is not a classifier, so it has no predictions; leave --predictions out to write embeddings"
+            f"{model} is not a classifier, so it has no predictions; leave --predictions out to write embeddings"
         )
     if settings.predictions:
         remedy = "get its values with hf-vit predict, or leave --predictions out to write embeddings"
-        refuse_regression(loaded.model, model.model, "--predictions", remedy)
-    return loaded
+        refuse_regression(loaded.model, model, "--predictions", remedy)
 
 
-def _keep_shapes(
-    loaded: "LoadedModel", model: NamedModel, settings: Settings
-) -> "tuple[LoadedModel, NamedModel, Settings]":
-    """Let a model whose image processor keeps the shape of images do so, unless an option says how."""
-    from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
-
-    count = find_max_patches(loaded) if settings.max_num_patches is None else None
-    if count is None:
-        return loaded, model, settings
-    loaded = keep_image_sizes(loaded, count)
-    return loaded, replace(model, max_num_patches=count), replace(settings, max_num_patches=count)
-
-
-def _select_engine(loaded: "LoadedModel", images: "ImageData", splits: list[str], folder: "OutputFolder") -> str | None:
+def _select_engine(loaded: LoadedModel, images: "ImageData", splits: list[str], folder: "OutputFolder") -> str | None:
     """Return the engine in the manifest of an interrupted call, else the one that pays for the images of all splits."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # `_write_or_check_manifest` reports problems
         return _read_manifest(folder)["settings"].get("engine")
@@ -370,7 +347,7 @@ class Job:
             pixel_values, _ = read_and_prepare(images, partial(self._read, part.split), prepare)
             yield pixel_values, Rows(indices, names, labels, skipped)
 
-    def answer(self, pixel_values: "torch.Tensor | BatchFeature | None", rest: Rows, loaded: "LoadedModel") -> "Answer":
+    def answer(self, pixel_values: "torch.Tensor | BatchFeature | None", rest: Rows, loaded: LoadedModel) -> "Answer":
         """Run the model on a batch, and return its rows as a table (None after the last batch) and skipped images."""
         import pyarrow as pa
         import torch
@@ -393,14 +370,12 @@ class Job:
                 columns["embedding"] = list(compute_features(loaded.model, pixel_values))
         return pa.Table.from_pydict(columns, schema=self._make_schema(loaded)), rest.skipped
 
-    def process(self, part: Part, loaded: "LoadedModel", folder: "OutputFolder") -> list[str]:
+    def process(self, part: Part, loaded: LoadedModel, folder: "OutputFolder") -> list[str]:
         """Run the model on a part in this process and write its file; return the names of skipped images."""
         answers = (self.answer(*batch, loaded) for batch in self.batches(part, loaded.prepare))
         return self.write(part, answers, loaded, folder)
 
-    def write(
-        self, part: Part, answers: "Iterable[Answer]", loaded: "LoadedModel", folder: "OutputFolder"
-    ) -> list[str]:
+    def write(self, part: Part, answers: "Iterable[Answer]", loaded: LoadedModel, folder: "OutputFolder") -> list[str]:
         """Write the file of a part, which appears when it is complete; return the names of skipped images."""
         import pyarrow as pa
         from pyarrow import parquet
@@ -419,7 +394,7 @@ class Job:
         folder.write(part.name, content.getvalue().to_pybytes())
         return skipped
 
-    def _make_schema(self, loaded: "LoadedModel") -> "pa.Schema":
+    def _make_schema(self, loaded: LoadedModel) -> "pa.Schema":
         """Return the columns of the files, with the model's fingerprint as metadata."""
         import pyarrow as pa
 
@@ -468,6 +443,15 @@ class Job:
     def _label(self, number: int | None) -> str | None:
         """Return the name of a class, or None for a missing label."""
         return self.label_names[number] if number is not None and 0 <= number < len(self.label_names) else None
+
+
+def _write_on_ray(
+    job: Job, parts: Sequence[Part], ray: "RayRunner", loaded: LoadedModel, folder: "OutputFolder"
+) -> Iterator[list[str]]:
+    """Process the parts on Ray, see `Job.process`."""
+    answers = replace(ray, model=job.model).run(job, parts, loaded)
+    for number, numbered_answers in groupby(answers, key=itemgetter(0)):
+        yield job.write(parts[number], (answer for _, answer in numbered_answers), loaded, folder)
 
 
 def _write_in_processes(
@@ -520,7 +504,19 @@ def _process_part(part: Part, folder: "OutputFolder") -> list[str]:
     return job.process(part, loaded, folder)
 
 
-def _make_manifest(loaded: "LoadedModel", images: "ImageData", splits: list[str], settings: Settings) -> dict[str, Any]:
+def _wait_for_parts(
+    finished_parts: Iterable[list[str]], done_before: int, total: int, report: Callable[[int, int], None] | None
+) -> set[str]:
+    """Call `report` as the parts are finished, and return the names of all skipped images."""
+    skipped: set[str] = set()
+    for number, skipped_in_part in enumerate(finished_parts, start=done_before + 1):
+        skipped.update(skipped_in_part)
+        if report is not None:
+            report(number, total)
+    return skipped
+
+
+def _make_manifest(loaded: LoadedModel, images: "ImageData", splits: list[str], settings: Settings) -> dict[str, Any]:
     """Return the part of the manifest that may not change when a call is resumed."""
     # Options that were not given are left out, so that folders of earlier versions can be resumed.
     options = {name: value for name, value in asdict(settings).items() if value is not None}

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import NamedModel
+from hf_vit.loading.model import LoadedModel
 from hf_vit.loading.optimizing import optimize as make_faster
 from hf_vit.loading.optimizing import select_engine
+from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 
 if TYPE_CHECKING:
     from hf_vit.evaluation.ray_runner import RayRunner
-    from hf_vit.loading.model import LoadedModel
 
 RUNNERS = ("local", "ray")
 
@@ -42,23 +43,39 @@ def open_runner(
         yield ray
 
 
+def keep_sizes(
+    loaded: LoadedModel, max_num_patches: int | None, *, needs_one_size: bool
+) -> tuple[LoadedModel, int | None]:
+    """Return the model with images in their own sizes, if `max_num_patches` or its image processor says so.
+
+    Returns:
+        The model, and the largest number of patches of an image; None for images of one size.
+    """
+    if max_num_patches is None and not needs_one_size:
+        max_num_patches = find_max_patches(loaded)
+    if max_num_patches is not None:
+        loaded = keep_image_sizes(loaded, max_num_patches)
+    return loaded, max_num_patches
+
+
 def prepare_engine(
-    loaded: "LoadedModel",
+    loaded: LoadedModel,
     model: Any,
     num_images: int | None,
     ray: "RayRunner | None",
     *,
     optimize: bool,
-    max_num_patches: int | None = None,
+    max_num_patches: int | None,
 ) -> "tuple[str | None, RayRunner | None]":
-    """Optimize a local model in place if that pays for this many images.
+    """Optimize a local model in place if its images have one size and that pays for this many of them.
 
     Returns:
         The engine, or None, and Ray with the model to run, or None.
     """
     is_named = isinstance(model, str | os.PathLike)
     runs_on_gpus = ray is not None and ray.gpus > 0
-    engine = select_engine(loaded, num_images) if optimize and is_named and not runs_on_gpus else None
+    may_optimize = optimize and is_named and max_num_patches is None and not runs_on_gpus
+    engine = select_engine(loaded, num_images) if may_optimize else None
     if ray is not None:  # its processes load and optimize the model themselves
         return engine, replace(ray, model=NamedModel(str(model), max_num_patches, engine))
     if engine is not None:

@@ -22,12 +22,11 @@ from hf_vit.evaluation.protocols.robustness import corruptions, patch_drop, robu
 from hf_vit.evaluation.protocols.top1 import top1
 from hf_vit.evaluation.protocols.vtab import load_vtab, vtab
 from hf_vit.evaluation.reading import restored_modes
-from hf_vit.evaluation.runners import open_runner, prepare_engine
+from hf_vit.evaluation.runners import keep_sizes, open_runner, prepare_engine
 from hf_vit.families import refuse_regression
 from hf_vit.hub.published_results import FEATURE_PROTOCOLS
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.outputs import FEATURES, FeatureChoice, refuse_features
-from hf_vit.loading.pixels import find_max_patches, keep_image_sizes
 from hf_vit.results.facts import Facts, Record
 
 PROTOCOLS: dict[str, Callable[..., ProtocolResult]] = {
@@ -156,10 +155,8 @@ def evaluate_protocol(
         raise UserError("Ray cannot load a model object; give the model's folder or Hub id, or leave runner='ray' out")
     with restored_modes(model), open_runner(runner, address, device) as ray:
         loaded = _load_model(protocol, model, device if ray is None else "cpu", choice)
-        if max_num_patches is None and not draft and protocol not in ONE_SIZE_PROTOCOLS:
-            max_num_patches = find_max_patches(loaded)
-        if max_num_patches is not None:
-            loaded = keep_image_sizes(loaded, max_num_patches)
+        needs_one_size = draft or protocol in ONE_SIZE_PROTOCOLS
+        loaded, max_num_patches = keep_sizes(loaded, max_num_patches, needs_one_size=needs_one_size)
         reading: dict[str, Any] = dict(streaming=streaming, skip_bad_images=skip_bad_images)
         reading |= dict(image_column=image_column, label_column=label_column)
         fit_splits = [value for name, value in settings.items() if name.endswith("_split") and value]
@@ -167,8 +164,7 @@ def evaluate_protocol(
         if ray is not None and data.readers:
             raise UserError("--streaming and --runner ray cannot be combined; leave one of them out")
         limits = [number for number in (data.num_examples(split), num_images) if number is not None]
-        has_default_input = max_num_patches is None and choice is None
-        optimize = optimize and has_default_input and protocol not in UNOPTIMIZED_PROTOCOLS
+        optimize = optimize and choice is None and protocol not in UNOPTIMIZED_PROTOCOLS
         engine, remote = prepare_engine(
             loaded, model, min(limits, default=None), ray, optimize=optimize, max_num_patches=max_num_patches
         )
