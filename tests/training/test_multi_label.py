@@ -220,5 +220,6 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
 def test_a_class_is_printed_by_its_name_whatever_it_is(capsys):
     one = {"[red]": 1.0}
     result = MultiLabelResult(1, average_precision=one, f1=one, images={"[red]": 1}, thresholds=one, f1_micro=1, loss=0)
+    assert repr(result).startswith("MultiLabelResult(images: 1, mean average precision: 100.00%")
     print_result(SimpleNamespace(test=result, model=SimpleNamespace(device=torch.device("cpu")), folder="out"))
     assert "[red]" in capsys.readouterr().out

@@ -8,7 +8,6 @@ Legend: B images, C channels, H x W px, K classes.
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
-from torch.nn import functional as F
 
 from hf_vit.comparison.result_files import (
     ComparisonInputs,
@@ -43,9 +41,8 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums
 from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe, choose_best_probe
-from hf_vit.evaluation.protocols.robustness import corrupt_batch, count_right, fgsm
+from hf_vit.evaluation.protocols.robustness import Variants, corrupt_batch, fgsm, make_loss, measure_variants
 from hf_vit.evaluation.reading import (
-    compute_logits,
     evaluation_mode,
     find_largest,
     refuse_output_in,
@@ -298,26 +295,21 @@ def _measure_robustness(
     if examination.loaded.resizes or not (settings.corruptions or attacks):
         return {"clean": None, "corruptions": {}, "fgsm": None}
     scale = PixelScale.measure(examination.loaded)
-    hits = Counter[tuple[str, str]]()
-    images = 0
-    for values, labels in examination.iterate_pixels(f"{examination.loaded.name}: robustness"):
+
+    def make_variants(values: torch.Tensor, labels: torch.Tensor) -> Variants:
         pixels = scale.pixels(values).clamp(0, 1)
-
-        def compute_loss(pixels: torch.Tensor, labels: torch.Tensor = labels) -> torch.Tensor:
-            return F.cross_entropy(compute_logits(gradient_model, scale.values(pixels)), labels, reduction="none")
-
-        variants = {("clean", ""): pixels}
+        loss = make_loss(gradient_model, scale, labels)
+        yield "clean", scale.values(pixels)
         for name in settings.corruptions:
-            variants["corruption", name] = corrupt_batch(pixels, name, settings.severity, settings.seed)
-        variants |= {("fgsm", f"{epsilon:g}"): fgsm(compute_loss, pixels, epsilon / 255) for epsilon in attacks}
-        for key, variant in variants.items():
-            hits[key] += count_right(examination.loaded.model, scale.values(variant), labels)
-        images += len(labels)
-    shares = {key: count / images for key, count in hits.items()}
+            yield name, scale.values(corrupt_batch(pixels, name, settings.severity, settings.seed))
+        for epsilon in attacks:
+            yield epsilon, scale.values(fgsm(loss, pixels, epsilon / 255))
+
+    _, accuracy = measure_variants(examination, f"{examination.loaded.name}: robustness", make_variants)
     return {
-        "clean": shares["clean", ""],
-        "corruptions": {name: shares["corruption", name] for name in settings.corruptions},
-        "fgsm": {f"{epsilon:g}": shares["fgsm", f"{epsilon:g}"] for epsilon in attacks} or None,
+        "clean": accuracy["clean"],
+        "corruptions": {name: accuracy[name] for name in settings.corruptions},
+        "fgsm": {f"{epsilon:g}": accuracy[epsilon] for epsilon in attacks} or None,
     }
 
 

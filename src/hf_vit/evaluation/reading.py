@@ -67,6 +67,7 @@ def undecode_images(table: Any) -> Any:
     return table.cast_column("image", datasets.Image(decode=False))
 
 
+@dataclass(frozen=True)
 class Collate:
     """Collate rows of a data set to pixel values [B, C, H, W] (batch, channels, height, width), labels [B] and images.
 
@@ -74,21 +75,13 @@ class Collate:
     takes longer than decoding them.
     """
 
-    def __init__(
-        self,
-        prepare: "Callable[[Sequence[Image]], torch.Tensor]",
-        mapping: Sequence[int],
-        multi_label: bool = False,
-        draft_side: int | None = None,
-    ) -> None:
-        self.prepare = prepare
-        self.mapping = mapping
-        self.multi_label = multi_label
-        self.draft_side = draft_side
+    prepare: "Callable[[Sequence[Image]], torch.Tensor]"
+    mapping: Sequence[int]
+    multi_label: bool = False
+    draft_side: int | None = None
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, Any, list[Image]]":
         """Return the prepared images [B, ...], their labels and the images of a batch of rows."""
-
         import torch
         from torch.utils.data import get_worker_info
 

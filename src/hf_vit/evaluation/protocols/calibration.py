@@ -103,7 +103,6 @@ class CalibrationResult(SingleTableResult):
 
     title: ClassVar[str] = "Calibration"
     source: ClassVar[str] = "arXiv 1706.04599"
-    num_images: int
     top1: float  # not changed by a temperature
     plain: Reliability
     temperature: float | None

@@ -5,7 +5,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -322,12 +321,7 @@ class MaskRows(DenseRows):
 
 
 def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationResult:
-    """Measure the IoU and accuracy of segmentation at the original size of the images.
-
-    Args:
-        examination: the model and the data.
-        worst: number of worst images to draw.
-    """
+    """Measure the IoU and accuracy of segmentation at the original size of the images; draw the `worst` of them."""
     names = require_task(examination, "segmentation", MaskRows.target)
     if len(names) > IGNORED:
         raise UserError(f"the model has {len(names)} classes, but masks hold at most {IGNORED}; give one with fewer")
@@ -339,7 +333,7 @@ def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationRes
         if worst:
             score = meter.score_image(prediction, truth)
             entry = score, index, image, truth, prediction.cpu(), paint_classes, len(names)
-            worst_images.add(-score, index, partial(_make_worst_image, *entry))
+            worst_images.add(-score, index, _make_worst_image, *entry)
     seconds = time.perf_counter() - start
     return SegmentationResult(meter.num_images, **meter.values(names), worst=worst_images.sort(), seconds=seconds)
 
@@ -442,12 +436,7 @@ class ObjectRows(DenseRows):
 
 
 def detection(examination: Examination, *, worst: int = 8) -> DetectionResult:
-    """Measure the average precision of detection at the original size of the images.
-
-    Args:
-        examination: the model and the data.
-        worst: number of worst images to draw.
-    """
+    """Measure the average precision of detection at the original size of the images; draw the `worst` of them."""
     names = require_task(examination, "detection", ObjectRows.target)
     worst_images = Extremes[WorstImage](worst)
     start = time.perf_counter()
@@ -459,7 +448,7 @@ def detection(examination: Examination, *, worst: int = 8) -> DetectionResult:
             drawn_objects = {name: values[prediction["scores"] >= _DRAWN_FROM] for name, values in prediction.items()}
             score = meter.score_image(prediction, truth)
             entry = score, index, image, truth, drawn_objects, paint_objects, names
-            worst_images.add(-score, index, partial(_make_worst_image, *entry))
+            worst_images.add(-score, index, _make_worst_image, *entry)
     assert meter is not None  # `iterate` raises for a split without images
     values = meter.values(names)
     per_class = {name: values.pop(name) for name in ("ap_of_class", "mask_ap_of_class") if name in values}

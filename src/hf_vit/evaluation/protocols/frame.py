@@ -68,8 +68,11 @@ class ProtocolResult(Displayed, ABC):
         return values | {"pictures": dict.fromkeys(pictures, self.title)}
 
 
+@dataclass(frozen=True, repr=False)
 class SingleTableResult(ProtocolResult):
     """Base class of results with one table and one plot."""
+
+    num_images: int
 
     @abstractmethod
     def table(self) -> Table:
@@ -170,12 +173,12 @@ class Extremes(Generic[T]):
         self.limit = limit
         self._heap = list[tuple[float, int, T]]()
 
-    def add(self, score: float, index: int, make: Callable[[], T]) -> None:
-        """Add an entry, which `make` creates only if its score is high enough; NaN is never high enough."""
+    def add(self, score: float, index: int, make: Callable[..., T], *arguments: Any) -> None:
+        """Add an entry, `make(*arguments)`, which is made only if its score is high enough; NaN never is."""
         is_full = len(self._heap) >= self.limit
         if math.isnan(score) or (is_full and (not self._heap or score <= self._heap[0][0])):
             return
-        heapq.heappush(self._heap, (score, -index, make()))
+        heapq.heappush(self._heap, (score, -index, make(*arguments)))
         if len(self._heap) > self.limit:
             heapq.heappop(self._heap)
 

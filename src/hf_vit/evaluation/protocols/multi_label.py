@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MultiLabelResult(SingleTableResult):
     """The result of `multi_label`.
 
     Attributes:
-        num_images: number of evaluated images.
         average_precision: class -> area under the precision-recall curve, for the classes with images.
         f1: class -> F1 at its threshold.
         images: class -> number of images.
@@ -39,7 +38,6 @@ class MultiLabelResult(SingleTableResult):
 
     title: ClassVar[str] = "Multi-label"
     source: ClassVar[str] = "scikit-learn: average_precision_score, f1_score, precision_recall_curve"
-    num_images: int
     average_precision: dict[str, float]
     f1: dict[str, float]
     images: dict[str, int]

@@ -33,7 +33,6 @@ class LinearProbeResult(SingleTableResult):
     """The result of `linear_probe`.
 
     Attributes:
-        num_images: number of evaluated images.
         depths: [L] names of the layers in running order; the last is "pre_logits".
         accuracy: [L].
         strengths: [L] selected values of scikit-learn's C.
@@ -42,7 +41,6 @@ class LinearProbeResult(SingleTableResult):
 
     title: ClassVar[str] = "Linear probe by depth"
     source: ClassVar[str] = "logistic regression of scikit-learn on frozen features, as arXiv 1610.01644 probes layers"
-    num_images: int
     depths: list[str]
     accuracy: list[float]
     strengths: list[float]
@@ -149,7 +147,6 @@ class NeighborsResult(SingleTableResult):
     """The result of `nearest_neighbors`.
 
     Attributes:
-        num_images: number of evaluated images.
         neighbors: [S] numbers of neighbors that vote.
         plain: [S] accuracy if every neighbor has one vote.
         weighted: [S] accuracy if a neighbor with cosine similarity s has exp(s / 0.07) votes.
@@ -157,7 +154,6 @@ class NeighborsResult(SingleTableResult):
 
     title: ClassVar[str] = "Nearest neighbors"
     source: ClassVar[str] = "weighted vote: arXiv 2104.14294, appendix F.1"
-    num_images: int
     neighbors: list[int]
     plain: list[float]
     weighted: list[float]
@@ -251,14 +247,12 @@ class FewShotResult(SingleTableResult):
     """The result of `few_shot`.
 
     Attributes:
-        num_images: number of evaluated images.
         shots: [S] labeled images per class.
         accuracy: [S, trials].
     """
 
     title: ClassVar[str] = "Few-shot linear regression"
     source: ClassVar[str] = "arXiv 2010.11929, section 4.1"
-    num_images: int
     shots: list[int]
     accuracy: list[list[float]]
 

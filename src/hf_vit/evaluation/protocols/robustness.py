@@ -9,7 +9,8 @@ those on ImageNet-C's files.
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
+Variants = Iterator[tuple[Any, torch.Tensor]]  # (name, pixel values [B, C, H, W])
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -63,11 +65,36 @@ def check_differentiable(loaded: LoadedModel) -> None:
         )
 
 
+def make_loss(model: nn.Module, scale: PixelScale, labels: torch.Tensor) -> Loss:
+    """Return the function from pixels [B, C, H, W] in 0..1 to the cross-entropy of every image."""
+    return lambda pixels: F.cross_entropy(compute_logits(model, scale.values(pixels)), labels, reduction="none")
+
+
 def compute_gradient(loss: Loss, pixels: torch.Tensor) -> torch.Tensor:
     """Return the gradient of every image's loss with respect to its pixels, [B, C, H, W]."""
     with torch.enable_grad(), explain_memory_errors(pixels):
         leaf = pixels.detach().requires_grad_()
         return torch.autograd.grad(loss(leaf).sum(), leaf)[0]
+
+
+def measure_variants(
+    examination: Examination, title: str, make_variants: Callable[[torch.Tensor, torch.Tensor], Variants]
+) -> tuple[int, dict[Any, float]]:
+    """Return the number of images, and for every variant of them the accuracy by its name.
+
+    `make_variants` takes pixel values [B, C, H, W] and the model's classes [B] of a batch; `title` is that of the
+    progress bar.
+    """
+    hits, counts = Counter[Any](), Counter[Any]()
+    images = 0
+    for values, labels in examination.iterate_pixels(title):
+        for name, variant in make_variants(values, labels):
+            with torch.inference_mode():
+                predictions = compute_logits(examination.loaded.model, variant).argmax(dim=1)
+            hits[name] += int((predictions == labels).sum())
+            counts[name] += len(labels)
+        images += len(labels)
+    return images, {name: hits[name] / count for name, count in counts.items()}
 
 
 @final
@@ -76,7 +103,6 @@ class RobustnessResult(SingleTableResult):
     """The result of `robustness`.
 
     Attributes:
-        num_images: number of evaluated images.
         epsilons: [E] sizes of the attack in 1/255 of the pixel range.
         clean: accuracy without attack.
         fgsm, pgd: [E] accuracy under FGSM and PGD.
@@ -85,7 +111,6 @@ class RobustnessResult(SingleTableResult):
 
     title: ClassVar[str] = "Robustness to attacks"
     source: ClassVar[str] = "FGSM: arXiv 1412.6572; PGD: arXiv 1706.06083"
-    num_images: int
     epsilons: list[float]
     clean: float
     fgsm: list[float]
@@ -130,30 +155,19 @@ def robustness(examination: Examination, *, epsilons: Sequence[float] = EPSILONS
         )
     check_differentiable(examination.loaded)
     scale = PixelScale.measure(examination.loaded)
-    model = examination.loaded.model
-    hits = np.zeros((2, len(sizes) + 1))  # rows FGSM and PGD, columns without attack and all sizes
-    images = 0
-    for values, labels in examination.iterate_pixels("attacking"):
+
+    def attack(values: torch.Tensor, labels: torch.Tensor) -> Variants:
         pixels = scale.pixels(values).clamp(0, 1)
         start = draw_start(pixels, examination.seed)
+        loss = make_loss(examination.loaded.model, scale, labels)
+        yield "clean", scale.values(pixels)
+        for size in sizes:
+            yield ("fgsm", size), scale.values(fgsm(loss, pixels, size / 255))
+            yield ("pgd", size), scale.values(pgd(loss, pixels, size / 255, steps=steps, start=start))
 
-        def loss(moved: torch.Tensor, labels: torch.Tensor = labels) -> torch.Tensor:
-            return F.cross_entropy(compute_logits(model, scale.values(moved)), labels, reduction="none")
-
-        attacks = [[fgsm(loss, pixels, size / 255) for size in sizes]]
-        attacks.append([pgd(loss, pixels, size / 255, steps=steps, start=start) for size in sizes])
-        for row, attacked_by_size in enumerate(attacks):
-            for column, attacked in enumerate([pixels, *attacked_by_size]):
-                hits[row, column] += count_right(model, scale.values(attacked), labels)
-        images += len(labels)
-    (clean, *fgsm_accuracy), (_, *pgd_accuracy) = (hits / images).tolist()
-    return RobustnessResult(images, sizes, clean, fgsm_accuracy, pgd_accuracy, steps)
-
-
-def count_right(model: nn.Module, values: torch.Tensor, labels: torch.Tensor) -> int:
-    """Count the images [B, C, H, W] that the model classifies as their labels [B]."""
-    with torch.inference_mode():
-        return int((compute_logits(model, values).argmax(dim=1) == labels).sum())
+    images, accuracy = measure_variants(examination, "attacking", attack)
+    fgsm_accuracy, pgd_accuracy = ([accuracy[name, size] for size in sizes] for name in ("fgsm", "pgd"))
+    return RobustnessResult(images, sizes, accuracy["clean"], fgsm_accuracy, pgd_accuracy, steps)
 
 
 def draw_start(pixels: torch.Tensor, seed: int) -> torch.Tensor:
@@ -175,7 +189,6 @@ class PatchDropResult(SingleTableResult):
     """The result of `patch_drop`.
 
     Attributes:
-        num_images: number of evaluated images.
         shares: [S] shares of dropped patches.
         accuracy: order of dropping -> [S].
         patch_px: (height, width) px.
@@ -184,7 +197,6 @@ class PatchDropResult(SingleTableResult):
 
     title: ClassVar[str] = "Accuracy with patches dropped"
     source: ClassVar[str] = "arXiv 2105.10497, section 3.1"
-    num_images: int
     shares: list[float]
     accuracy: dict[str, list[float]]
     patch_px: tuple[int, int]
@@ -236,21 +248,22 @@ def patch_drop(
     check_differentiable(examination.loaded)
     scale = PixelScale.measure(examination.loaded)
     model = examination.loaded.model
-    hits = {order: np.zeros(len(sorted_shares)) for order in orders}
-    images = 0
     patch = (0, 0)
-    for batch, labels in examination.iterate_pixels("dropping patches"):
+
+    def drop_patches(batch: torch.Tensor, labels: torch.Tensor) -> Variants:
+        nonlocal patch
         values = crop_to_patches(model, batch)  # the model ignores the rest
         patch = choose_patch_size(model, (values.shape[2], values.shape[3]), patch_size)
         filling = scale.values(torch.zeros_like(values)) if fill == "black" else values.mean(dim=(2, 3), keepdim=True)
         patch_saliency = measure_saliency(model, values, filling, patch)
         ranks = _rank_patches(scale.pixels(values).clamp(0, 1), patch_saliency, examination.seed)
-        for order, counts in hits.items():
-            for index, share in enumerate(sorted_shares):
-                counts[index] += count_right(model, drop(values, ranks[order], share, filling, patch), labels)
-        images += len(labels)
-    accuracy = {order: (counts / images).tolist() for order, counts in hits.items()}
-    return PatchDropResult(images, sorted_shares, accuracy, patch, fill)
+        for order in orders:
+            for share in sorted_shares:
+                yield (order, share), drop(values, ranks[order], share, filling, patch)
+
+    images, accuracy = measure_variants(examination, "dropping patches", drop_patches)
+    by_order = {order: [accuracy[order, share] for share in sorted_shares] for order in orders}
+    return PatchDropResult(images, sorted_shares, by_order, patch, fill)
 
 
 def choose_patch_size(model: nn.Module, image_px: tuple[int, int], patch_size: int | None) -> tuple[int, int]:
@@ -481,14 +494,12 @@ class CorruptionsResult(SingleTableResult):
     """The result of `corruptions`.
 
     Attributes:
-        num_images: number of evaluated images.
         clean: accuracy without corruption.
         accuracy: corruption -> [5] accuracy by severity.
     """
 
     title: ClassVar[str] = "Common corruptions"
     source: ClassVar[str] = "arXiv 1903.12261"
-    num_images: int
     clean: float
     accuracy: dict[str, list[float]]
 
@@ -533,20 +544,17 @@ def corruptions(examination: Examination, *, kinds: Sequence[str] | None = None)
     """
     names = list_corruptions(kinds)
     scale = PixelScale.measure(examination.loaded)
-    model = examination.loaded.model
-    hits = {name: np.zeros(len(SEVERITIES)) for name in names}
-    clean = 0
-    images = 0
-    for values, labels in examination.iterate_pixels("corrupting"):
+
+    def corrupt_images(values: torch.Tensor, labels: torch.Tensor) -> Variants:
         pixels = scale.pixels(values).clamp(0, 1)
-        clean += count_right(model, values, labels)
+        yield "clean", values
         for name in names:
-            for index, severity in enumerate(SEVERITIES):
-                corrupted = scale.values(corrupt_batch(pixels, name, severity, examination.seed))
-                hits[name][index] += count_right(model, corrupted, labels)
-        images += len(labels)
-    accuracy = {name: (counts / images).tolist() for name, counts in hits.items()}
-    return CorruptionsResult(images, clean / images, accuracy)
+            for severity in SEVERITIES:
+                yield (name, severity), scale.values(corrupt_batch(pixels, name, severity, examination.seed))
+
+    images, accuracy = measure_variants(examination, "corrupting", corrupt_images)
+    by_kind = {name: [accuracy[name, severity] for severity in SEVERITIES] for name in names}
+    return CorruptionsResult(images, accuracy["clean"], by_kind)
 
 
 def corrupt_batch(pixels: torch.Tensor, name: str, severity: int, seed: int) -> torch.Tensor:

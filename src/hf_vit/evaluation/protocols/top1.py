@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
@@ -219,8 +218,7 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
             prediction = names[int(columns["predictions"][row])]
             confidence = float(columns["confidences"][row])
             index = num_images + row
-            entry = confidence, index, label, prediction, images[row]
-            mistakes.add(confidence, index, partial(_make_wrong_image, *entry))
+            mistakes.add(confidence, index, _make_wrong_image, confidence, index, label, prediction, images[row])
         num_images += len(images)
     values = sums.compute()
     return ClassificationResult(
