@@ -25,6 +25,8 @@ from transformers import (
     ResNetConfig,
     ResNetForImageClassification,
     ResNetModel,
+    ViTMAEConfig,
+    ViTMAEModel,
     ViTModel,
 )
 
@@ -108,6 +110,17 @@ def test_models_of_transformers_without_a_head(pixels):
         assert torch.equal(compute_pre_logits(bare, pixels), bare(pixels).last_hidden_state[:, 0])
         maps = compute_depth_features(resnet, pixels)
     assert [tuple(features.shape) for features in maps.values()] == [(3, 8), (3, 12), (3, 12)]
+
+
+def test_the_mae_of_transformers_sees_all_patches(pixels, tmp_path):
+    """Which transformers itself hides by chance, three of four."""
+    model = ViTMAEModel(ViTMAEConfig(**TINY, intermediate_size=16)).eval()
+    model.save_pretrained(tmp_path)
+    make_processor().save_pretrained(tmp_path)
+    model.config.mask_ratio, noise = 0.0, torch.arange(16.0).expand(3, 16)  # which sorts the patches
+    with torch.no_grad():
+        found = compute_pre_logits(load_model(tmp_path, "cpu").model, pixels)
+        torch.testing.assert_close(found, model(pixels, noise=noise).last_hidden_state[:, 0])
 
 
 def test_models_of_timm(pixels):

@@ -285,7 +285,7 @@ def load_model(
 
 
 def _find_library(source: Source) -> tuple[Literal["timm", "transformers"] | None, bool]:
-    """Return the library that runs a checkpoint, or None, and whether its model takes only images (unlike CLIP).
+    """Return the library that runs a checkpoint, or None, and whether it takes images only, and all of each.
 
     That is the library that saved it, if it is installed and still has the architecture.
     """
@@ -307,7 +307,8 @@ def _find_library(source: Source) -> tuple[Literal["timm", "transformers"] | Non
         return "transformers", False
     parameters = inspect.signature(model_class.forward).parameters.values()
     needed = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
-    return "transformers", needed <= {"self", "pixel_values", "args", "kwargs"}  # SigLIP 2 needs the grids too
+    # SigLIP 2 needs the grids too, and MAE's encoder hides patches by chance.
+    return "transformers", needed <= {"self", "pixel_values", "args", "kwargs"} and kind != "vit_mae"
 
 
 def get_source_name(source: Source) -> str:
