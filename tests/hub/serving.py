@@ -32,6 +32,8 @@ def serve(repo_ids: list[str], port_file: str) -> None:
     handlers = {repo_id.partition("/")[2]: load_handler(snapshot_download(repo_id)) for repo_id in repo_ids}
 
     class Requests(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
+
         def do_GET(self) -> None:
             engines = [str(getattr(handler.model, "engine", None)) for handler in handlers.values()]
             self.answer(200, {"bytes": resident_bytes(), "hf_vit": bool(sys.modules.get("hf_vit")), "engines": engines})

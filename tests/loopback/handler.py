@@ -137,6 +137,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = 120
+    disable_nagle_algorithm = True  # or every body waits 40 ms until the client has acknowledged the headers
     hub: Hub
     is_storage: bool
 
