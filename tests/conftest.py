@@ -7,6 +7,7 @@ import os
 import random
 import re
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -38,7 +39,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """
     alone = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
     environment = {**os.environ, **alone, "PYTHONPATH": SEARCH_PATH}
-    modules = ("hf_vit.training.api", "hf_vit.training.api", "hf_vit.training.tasks.dense")
+    modules = ("hf_vit.training.api", "hf_vit.training.tasks.dense")
     folder = tmp_path_factory.mktemp("warm")
     zygote = Zygote("-W", "ignore", "-m", "zygote", *modules, folder=folder, environment=environment)
     yield zygote
@@ -110,6 +111,55 @@ def _quick_reports() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Figure, "savefig", save)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_exports() -> Iterator[None]:
+    """Read torch's translations of operators to ONNX once, not anew for every graph."""
+    import torch
+
+    export = torch.onnx.export
+
+    def export_quickly(*arguments: Any, **options: Any) -> Any:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        if not isinstance(ONNXRegistry.__dict__["from_torchlib"], staticmethod):
+            patched.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        return export(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.onnx, "export", export_quickly)
+        yield
+
+
+@pytest.fixture(scope="module")
+def exported_once() -> Iterator[None]:
+    """Export a model that is read from a folder once in a module's tests: each gets a graph of its own to write into.
+
+    What torch has traced already is told by its code, and not by the model's configuration.
+    """
+    import onnx
+    import torch
+    from onnxscript import ir
+
+    export, graphs = torch.onnx.export, dict[str, bytes]()
+
+    def export_once(model: Any, arguments: Any = (), **options: Any) -> Any:
+        if isinstance(model, torch.export.ExportedProgram):
+            told, tensors = model.graph_module.code, model.state_dict | model.constants
+        else:
+            told, tensors = str(model.model.config.to_dict() | {"_name_or_path": ""}), model.state_dict()
+        weights = [zlib.crc32(tensor.detach().numpy().tobytes()) for tensor in tensors.values()]
+        key = f"{told} {weights} {[each.shape for each in arguments]} {options}"
+        if key in graphs:
+            return torch.onnx.ONNXProgram(ir.from_proto(onnx.load_model_from_string(graphs[key])), None)
+        program: Any = export(model, arguments, **options)
+        graphs[key] = ir.to_proto(program.model).SerializeToString()
+        return program
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.onnx, "export", export_once)
         yield
 
 

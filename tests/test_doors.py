@@ -12,6 +12,7 @@ from pages.browser import CHROMIUM, RUNTIME
 from training.conftest import make_colour_folder
 
 DOORS = ["torch", "pipeline", "handler", "onnxruntime", "openvino", "browser page"]
+pytestmark = pytest.mark.usefixtures("exported_once")
 Command = Callable[..., tuple[int, str, str]]
 
 

@@ -23,7 +23,7 @@ from hf_vit.loading.model import load_model
 from hf_vit.results.facts import append_record, make_record
 from hf_vit_cli.main import main
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporter
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("exported_once")]  # of torch's exporter
 
 FILES = {"onnx": "model.onnx", "openvino": "openvino_model.xml"}
 

@@ -40,7 +40,7 @@ from hf_vit.loading.model import load_model
 from hf_vit.loading.start import find_model
 from hf_vit.training.tasks.dense import build_dense_model
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("exported_once")]  # of the exporter's own
 Command = Callable[..., tuple[int, str, str]]
 
 

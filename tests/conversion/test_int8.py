@@ -31,7 +31,10 @@ from hf_vit.data import make_processor
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of exporters and quantisers
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of exporters and quantisers
+    pytest.mark.usefixtures("exported_once"),
+]
 
 COLOURS = ("blue", "green", "red")
 

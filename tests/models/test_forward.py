@@ -181,7 +181,8 @@ def test_precisions_agree(family: Family, choice: str):
         assert error.norm() < 4e-6 * double.norm()
         assert error.abs().max() < 5e-5
     images, lengths = family.images(model.config, batch=16, dtype=torch.bfloat16), []
-    for seed in range(4):  # together: what roundings add up to in a single hybrid is a draw, 2 to 9%
+    # What roundings add up to in a single hybrid is a draw, 2 to 9%: four together.
+    for seed in range(4 if family.name == "hybrid" else 1):
         model = family.build("classification", choice, seed=seed)
         pairs = zip(outputs(torch.bfloat16), outputs(torch.float32), strict=True)
         lengths.append([((rough.float() - single).norm().item(), single.norm().item()) for rough, single in pairs])

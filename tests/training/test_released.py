@@ -150,12 +150,13 @@ def test_only_the_head_learns(family, make_trainer, tiny_config):
 
 
 @pytest.mark.parametrize("name", ["plain", "hybrid", "axial", "local", "mixer", "bit", "axial_resnet"])
-def test_only_the_last_blocks_and_the_head_learn(name, tmp_path):
-    config = (tiny.FAMILIES | tiny.OTHERS)[name].config(num_labels=10)
+def test_only_the_last_blocks_and_the_head_learn(name, colours, tmp_path):
+    config = (tiny.FAMILIES | tiny.OTHERS)[name].config(num_labels=3)
     AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path / "start")
     start = load_file(tmp_path / "start" / "model.safetensors")
     settings = dict(tune="last-blocks", tuned_blocks=1, steps=4, evaluations=1, learning_rate=0.1, precision="fp32")
-    train = partial(finetune, str(tmp_path / "start"), "digits", tmp_path / "out", head_bias=0.1, device="cpu")
+    settings["batch_size"] = 8
+    train = partial(finetune, str(tmp_path / "start"), str(colours), tmp_path / "out", head_bias=0.1, device="cpu")
     if not hasattr(config, "num_hidden_layers"):
         with pytest.raises(UserError, match=r"--tune last-blocks does not work with .*no sequence of layers"):
             train(**settings)

@@ -188,14 +188,16 @@ class Entry:
     problem: str | None = None
 
 
-def list_entries(source: str) -> Iterator[Entry]:
+def list_entries(source: str, search: str = "") -> Iterator[Entry]:
     """Return the models of a folder, a Hub user, or "papers", without FLOPs, which `add_flops` counts.
+
+    Variants of the papers are built to be described: only those whose lower-case name contains `search`.
 
     Raises:
         UserError: there is no such folder or Hub user.
     """
     if source == PAPERS:
-        return map(_describe_variant, list_variant_names())
+        return (_describe_variant(name) for name in list_variant_names() if search in name.lower())
     folder = Path(source).expanduser()
     if folder.is_dir():
         return map(_describe_folder, find_model_folders(folder))
@@ -435,9 +437,9 @@ def list_models(
         raise UserError(f"the family '{family}' is unknown; choose from {', '.join(FAMILIES)}")
     places = tuple(dict.fromkeys(places)) or (PAPERS,)
     model_types = (family, FAMILIES[family].model_type) if family is not None and family in FAMILIES else (family,)
-    entries = list[Entry]()
-    for entry in (entry for place in places for entry in list_entries(place)):
-        if search is not None and search.lower() not in entry.name.lower():
+    entries, text = list[Entry](), (search or "").lower()
+    for entry in (entry for place in places for entry in list_entries(place, text)):
+        if text not in entry.name.lower():
             continue
         if family is not None and entry.model_type not in model_types:
             continue

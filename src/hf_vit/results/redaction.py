@@ -5,6 +5,7 @@ user, password and query of a URL, and the folders of local paths. Class names s
 paths, as config.json publishes them anyway.
 """
 
+import functools
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -71,7 +72,7 @@ def find_secret(text: str) -> str | None:
 
     Text is also searched without zero bytes, in case it is UTF-16 that was decoded byte by byte.
     """
-    variants = (text, text.replace("\0", ""))
+    variants = {text, text.replace("\0", "")}
     return next((kind for kind, pattern in _TOKEN_PATTERNS.items() if any(map(pattern.search, variants))), None)
 
 
@@ -191,6 +192,7 @@ def _redact_keys(keys: Iterable[str], redact: Callable[[str], str]) -> dict[str,
     return redacted
 
 
+@functools.lru_cache(maxsize=4096)  # every record that is added redacts those before it again
 def _redact_string(text: str) -> str:
     """Return redacted text; if the whole text is an absolute path, possibly with spaces, only its last part is kept."""
     return redact_text(_get_last_part(text) if PurePosixPath(text).is_absolute() else text)
