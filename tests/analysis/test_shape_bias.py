@@ -186,3 +186,12 @@ def test_the_command(conflicts, tmp_path, command):
     assert "classes: ant, bee, cow" in page
     record = Facts.load(tmp_path / "model").filter_kind("analysis")[0]
     assert sum(record.values["analyses"]["shape_bias"]["decisions"].values()) == 12
+    (tmp_path / "photos").mkdir()
+    for number, image in enumerate(make_images(2)):
+        image.save(tmp_path / "photos" / f"{number}.png")
+    both = ("--images", tmp_path / "photos", "--only", "attention_entropy", "--output", tmp_path / "three")
+    assert command(*typed, *both)[0] == 0
+    records = Facts.load(tmp_path / "model").records[-2:]
+    assert [(record.data.name, record.data.size) for record in records] == [("photos", 2), ("conflicts", 12)]
+    for record, name in zip(records, ("attention_entropy", "shape_bias"), strict=True):
+        assert (set(record.values["analyses"]), set(record.values["pictures"])) == ({name}, {f"analysis_{name}.png"})

@@ -151,6 +151,7 @@ class AnalysisRun(Displayed, Mapping[str, Arrays]):
         seconds: wall time of the new analyses.
         record: record in the model's folder; None if it has no folder or nothing is new.
         engine: the engine that ran an optimized model, if one was used.
+        cue_conflicts: the images of "shape_bias".
     """
 
     subject: LoadedModel
@@ -163,6 +164,7 @@ class AnalysisRun(Displayed, Mapping[str, Arrays]):
     seconds: float = 0.0
     record: Record | None = None
     engine: str | None = None
+    cue_conflicts: AnalysisImages | None = None
 
     def overview(self) -> dict[str, object]:
         """Return model, images and analyses, and the analyses that were not run."""
@@ -235,7 +237,8 @@ def save_analyses(
 ) -> Record | None:
     """Record results in facts.json of the model's folder, and copy the plots beside the weights.
 
-    Results of an earlier run that was killed before it recorded them are recorded as well.
+    Results of an earlier run that was killed before it recorded them are recorded as well. "shape_bias" has a record of
+    its own, as it reads other images.
 
     Args:
         run: the results.
@@ -244,35 +247,32 @@ def save_analyses(
         device: torch device of the run.
 
     Returns:
-        The record; None if the model has no folder or nothing is new.
+        The last record; None if the model has no folder or nothing is new.
     """
     folder = run.subject.folder
     if folder is None:
         return None
-    new = {
-        name: summary
-        for name, summary in run.summaries.items()
-        if name in run.measured or not is_recorded(folder, "analysis", {"analyses": {name: summary}})
-    }
-    if not new:
-        return None
-    run.subject.check_same_folder()
-    pictures: dict[str, str] = {}
-    for path, title in run.pictures.items():
-        name = f"analysis_{path.name}"
-        write_atomically(folder / name, path.read_bytes())
-        pictures[name] = title
-    values = {"analyses": new, "skipped_images": len(run.images.skipped), "pictures": pictures}
-    record = make_record(
-        "analysis",
-        values=values | record_engine(run.engine),
-        command=command,
-        seed=seed,
-        data=run.images.fact(),
-        seconds=run.seconds,
-        device=device,
-    )
-    append_record(folder, record)
+    record = None
+    for images, has_conflicts in ((run.images, False), (run.cue_conflicts, True)):
+        new = {
+            name: summary
+            for name, summary in run.summaries.items()
+            if (name == ShapeBias.name) == has_conflicts
+            and (name in run.measured or not is_recorded(folder, "analysis", {"analyses": {name: summary}}))
+        }
+        if images is None or not new:
+            continue
+        run.subject.check_same_folder()
+        pictures: dict[str, str] = {}
+        for path, title in run.pictures.items():
+            if (path.stem == ShapeBias.name) == has_conflicts:
+                pictures[f"analysis_{path.name}"] = title
+                write_atomically(folder / f"analysis_{path.name}", path.read_bytes())
+        values = {"analyses": new, "skipped_images": len(images.skipped), "pictures": pictures}
+        values |= record_engine(run.engine) if has_conflicts else {}
+        options: dict[str, Any] = {"command": command, "seed": seed, "seconds": run.seconds, "device": device}
+        record = make_record("analysis", values=values, data=images.fact(), **options)
+        append_record(folder, record)
     return record
 
 
@@ -331,8 +331,7 @@ def analyze(
     if output is not None and isinstance(model, str | Path) and Path(model).is_dir():
         Facts.load(model)  # raises for damaged facts before the work begins
     conflicts = None if cue_conflict is None else open_cue_conflicts(cue_conflict)
-    runs_shape_bias_alone = only is not None and set(only) == {ShapeBias.name}
-    if images is None and conflicts is not None and runs_shape_bias_alone:
+    if images is None and conflicts is not None and {*(only or ())} == {ShapeBias.name}:
         images = conflicts.images  # it reads no others
     if images is None:
         raise UserError(
@@ -352,6 +351,7 @@ def analyze(
         for each in filter(None, (loaded, context.against)):
             refuse_diverged(each.model, each.name, "analyzed")
         run = AnalysisRun(loaded, context.images)
+        run.cue_conflicts = None if context.cue_conflicts is None else context.cue_conflicts.images
         applicable = _select_applicable(only, context, run)
         if output is None:  # nothing is written, recorded or reported
             for name in applicable:

@@ -86,9 +86,8 @@ class ShapeBias(Analysis):
                 output = loaded.model(pixel_values, **forward_options(loaded.model, pixel_values))
             probabilities = convert_to_scores(loaded.model, getattr(output, "logits", output))
             predictions.append(decide_classes(probabilities, conflicts.labels).cpu())
-        shapes = conflicts.shapes
-        textures = conflicts.textures
-        counts = count_decisions(torch.cat(predictions).numpy(), shapes, textures, len(conflicts.classes))
+        answers = torch.cat(predictions).numpy()
+        counts = count_decisions(answers, conflicts.shapes, conflicts.textures, len(conflicts.classes))
         self.notes += [f"classes: {', '.join(conflicts.classes)}", f"decisions: {', '.join(DECISIONS)}"]
         self.notes += conflicts.images.notes + ([] if self.engine is None else [describe_engine(self.engine)])
         return {
