@@ -334,7 +334,6 @@ class AttentionAnalysis(Analysis):
 
     @classmethod
     def find_obstacle(cls, context: Context) -> str | None:
-        """Return why the model's attention cannot be read, or None."""
         return find_attention_obstacle(context.loaded.model)
 
     @torch.inference_mode()
@@ -351,7 +350,6 @@ class HeadMetric(AttentionAnalysis):
         """Return metrics [B, A] of one layer by name."""
 
     def measure(self) -> Arrays:
-        """Return the mean over all images of every metric, [L, A]."""
         sums: dict[str, dict[int, Any]] = {}
         num_images = 0
 
@@ -369,16 +367,6 @@ class HeadMetric(AttentionAnalysis):
         }
 
 
-def find_feature_obstacle(model: nn.Module) -> str | None:
-    """Return why the feature maps of a model cannot be read, or None."""
-    kind = find_model_type(model)
-    # Layers of ResNets in timm and torchvision have names such as "layer1.0".
-    if kind in (*TOKEN_MODELS, *_MAP_MODELS) or all(re.fullmatch(r"layer\d\.\d+", name) for name in find_layers(model)):
-        return None
-    readable_types = ", ".join((*TOKEN_MODELS, *_MAP_MODELS))
-    return f"it needs feature maps, which can be read from {readable_types} and timm's ResNets, but not from {kind}"
-
-
 class FeatureAnalysis(Analysis):
     """Abstract: an analysis of the feature maps [B, D, h, w] of all depths.
 
@@ -388,8 +376,14 @@ class FeatureAnalysis(Analysis):
 
     @classmethod
     def find_obstacle(cls, context: Context) -> str | None:
-        """Return why the model's feature maps cannot be read, or None."""
-        return find_feature_obstacle(context.loaded.model)
+        model = context.loaded.model
+        kind = find_model_type(model)
+        readable_types = (*TOKEN_MODELS, *_MAP_MODELS)
+        # Layers of ResNets in timm and torchvision have names such as "layer1.0".
+        if kind in readable_types or all(re.fullmatch(r"layer\d\.\d+", name) for name in find_layers(model)):
+            return None
+        types = ", ".join(readable_types)
+        return f"it needs feature maps, which can be read from {types} and timm's ResNets, but not from {kind}"
 
     def read_maps(self, pixel_values: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
         """Run the model on [B, C, H, W] and return the maps of all depths and the model's output."""
@@ -502,7 +496,6 @@ def draw_heads(arrays: "Mapping[str, NDArray[np.float32]]", label: str) -> "Figu
     top = 1.05 * max(float(values.max()) for values in arrays.values())
 
     def draw_panel(axes: "Axes", values: NDArray[np.float32]) -> None:
-        """Draw the heads' values [L, A] over the layers."""
         layers = np.arange(1, len(values) + 1)
         for head in values.T:
             axes.scatter(layers, head, s=10, alpha=0.6, color="tab:blue", linewidths=0)
@@ -522,7 +515,6 @@ def draw_curves(
     """Draw a panel per title with a line per label (title -> label -> values) over `x`, by default the index."""
 
     def draw_panel(axes: "Axes", lines: Mapping[str, NDArray[np.float32]]) -> None:
-        """Draw the lines of one panel."""
         for label, values in lines.items():
             axes.plot(np.arange(len(values)) if x is None else x, values, marker=".", label=label or None)
         if x is None:

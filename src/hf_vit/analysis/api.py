@@ -242,9 +242,7 @@ def save_analyses(
 
     Args:
         run: the results.
-        command: the command that was run; see `make_record`.
-        seed: random seed of the run.
-        device: torch device of the run.
+        command, seed, device: see `make_record`.
 
     Returns:
         The last record; None if the model has no folder or nothing is new.

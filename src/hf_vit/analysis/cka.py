@@ -96,15 +96,13 @@ class CKA(Analysis):
     title = "CKA within the model"
     source = "arXiv 2108.08810, section 3; estimator: arXiv 2010.15327"
     shows = (
-        "Bright where two layers represent the images similarly, up to rotation and scale: 1 is equal, 0 "
-        "unrelated. CKA "
-        "compares geometry, not what is represented. Noise makes small values scatter around 0."
+        "Bright where two layers represent the images similarly, up to rotation and scale: 1 is equal, 0 unrelated. "
+        "CKA compares geometry, not what is represented. Noise makes small values scatter around 0."
     )
     arrays = describe_arrays(cka=("layer other_layer", "1", "CKA of two layers"))
 
     @classmethod
     def find_obstacle(cls, context: Context) -> str | None:
-        """Return a reason if there are too few images, else None."""
         if context.images.size < 4:
             return f"it needs at least 4 images, but got {context.images.size}"
         return None
@@ -129,7 +127,6 @@ class CKA(Analysis):
         return {"cka": cka.value()}
 
     def draw(self, arrays: Arrays) -> Pictures:
-        """Return a heat map of CKA."""
         first = self.context.loaded
         second = self.context.against if self.second_input else None
         names = [f"layer of {model.name}" for model in (first, second or first)]
@@ -149,7 +146,6 @@ class CKABetween(CKA):
 
     @classmethod
     def find_obstacle(cls, context: Context) -> str | None:
-        """Return a reason if there is no second model or there are too few images, else None."""
         if context.against is None:
             return "it needs a second model; give --against MODEL"
         return super().find_obstacle(context)

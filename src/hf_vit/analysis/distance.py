@@ -88,14 +88,11 @@ class AttentionDistance(HeadMetric):
     )
 
     def compute(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
-        """Return the attention distances of one layer."""
         return compute_attention_distances(maps, layer, self.reader.layout.patch_px)
 
     def draw(self, arrays: Arrays) -> Pictures:
-        """Return a plot of the distances over the layers."""
         distances = {name: arrays[name] for name in self.arrays if name in arrays and name != "prefix_attention"}
         return {"Attention distance by depth": draw_heads(distances, "mean attention distance (px)")}
 
     def summary(self, arrays: Arrays) -> dict[str, list[float]]:
-        """Return the mean distance of every layer in px."""
         return {"distance_px_by_layer": [round(float(value), 3) for value in arrays["distance"].mean(axis=1)]}

@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from hf_vit.analysis.analysis import Arrays, HeadMetric, Pictures, describe_arrays, draw_heads
+from hf_vit.analysis.analysis import Arrays, HeadMetric, Pictures, describe_arrays, draw_heads, round_values
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 
 
@@ -53,13 +53,10 @@ class AttentionEntropy(HeadMetric):
     )
 
     def compute(self, layer: int, maps: AttentionMaps) -> dict[str, torch.Tensor]:
-        """Return the attention entropies of one layer."""
         return compute_attention_entropies(maps, layer)
 
     def draw(self, arrays: Arrays) -> Pictures:
-        """Return a plot of the entropies over the layers."""
         return {"Attention entropy by depth": draw_heads(arrays, "mean attention entropy (nats)")}
 
-    def summary(self, arrays: Arrays) -> dict[str, list[float]]:
-        """Return the mean entropy of every layer in nats."""
-        return {"entropy_nats_by_layer": [round(float(value), 4) for value in arrays["entropy"].mean(axis=1)]}
+    def summary(self, arrays: Arrays) -> dict[str, list[float | None]]:
+        return {"entropy_nats_by_layer": round_values(arrays["entropy"].mean(axis=1))}

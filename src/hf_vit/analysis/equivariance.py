@@ -150,7 +150,6 @@ class Equivariance(FeatureAnalysis):
     arrays = functools.reduce(operator.or_, (_describe_kind(kind, *texts) for kind, texts in KINDS.items()))
 
     def measure(self) -> Arrays:
-        """Return errors and cosine similarities of all moves and depths."""
         comparison = MapComparison()
         moves: tuple[Move, ...] = ()
         for pixel_values in self.batches():
@@ -188,7 +187,6 @@ class Equivariance(FeatureAnalysis):
         return {"Error of equivariance by depth": draw_curves(panels, "depth", "relative error")}
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
-        """Return the errors by depth for the largest shift within a patch and for a shift by one patch."""
         # -1 is the largest shift within a patch, 0 the shift by one patch.
         cases = {
             "half_patch_shift_error_by_depth": ("pixel_shift", -1),

@@ -71,12 +71,10 @@ class PatchFilters(Analysis):
 
     @classmethod
     def find_obstacle(cls, context: Context) -> str | None:
-        """Return a reason if the model has no such filters, else None."""
         has_filters = bool(list_patch_filters(context.loaded.model))
         return None if has_filters else "the model has no embeddings.patch_embeddings.projection"
 
     def measure(self) -> Arrays:
-        """Return components and explained variance of all filters."""
         arrays: Arrays = {}
         for name, filters in list_patch_filters(self.context.loaded.model).items():
             components, variance = compute_principal_components(filters)
@@ -84,7 +82,6 @@ class PatchFilters(Analysis):
         return arrays
 
     def draw(self, arrays: Arrays) -> Pictures:
-        """Return a plot of the components."""
         titles = {"embedding": "patch", "root": "root"}
         return {
             f"Principal components of the {title} filters": _draw_filters(arrays[f"{name}_components"])
@@ -93,7 +90,6 @@ class PatchFilters(Analysis):
         }
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
-        """Return the variance that all components explain together."""
         name = "embedding" if "embedding_variance" in arrays else "root"
         return {f"{name}_variance_of_28_components": round(float(arrays[f"{name}_variance"].sum()), 4)}
 

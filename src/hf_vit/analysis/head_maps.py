@@ -44,7 +44,6 @@ class HeadMaps(AttentionAnalysis):
     )
 
     def measure(self) -> Arrays:
-        """Return the attention maps of the first images."""
         maps_by_layer: dict[int, list[torch.Tensor]] = {}
         self._pixels: list[np.ndarray] = []
         class_token = self.reader.layout.class_token

@@ -67,7 +67,6 @@ class PatchPermutation(FeatureAnalysis):
     )
 
     def measure(self) -> Arrays:
-        """Return the changes of features, output and prediction for all shares."""
         comparison = MapComparison()
         sums = np.zeros((len(SHARES), 2))  # squared errors of the output, and equal predictions
         norm = 0.0
@@ -118,7 +117,6 @@ class PatchPermutation(FeatureAnalysis):
         return _compute_final_output(output, ordered[-1]), permuted_outputs, _find_logits(output) is not None
 
     def draw(self, arrays: Arrays) -> Pictures:
-        """Return plots of the errors by depth, and of the output by share."""
         shares, errors = arrays["share"], arrays["feature_error"]
         names = [f"{share:.0%}" for share in shares]
         curves = {"features": dict(zip(names, errors, strict=True))}
@@ -130,7 +128,6 @@ class PatchPermutation(FeatureAnalysis):
         }
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
-        """Return the errors with all patches permuted, and the fraction of unchanged predictions."""
         numbers: dict[str, Any] = {"all_permuted_feature_error_by_depth": round_values(arrays["feature_error"][-1])}
         if "same_prediction" in arrays:
             numbers["same_prediction_by_share"] = round_values(arrays["same_prediction"])

@@ -70,13 +70,11 @@ class PositionSimilarity(Analysis):
 
     @classmethod
     def find_obstacle(cls, context: Context) -> str | None:
-        """Return a reason if the model adds no position embeddings, else None."""
         if get_patch_positions(context.loaded.model) is None:
             return "the model has no additive position embeddings that can be read"
         return None
 
     def measure(self) -> Arrays:
-        """Return the cosine similarity of every pair of patches' position embeddings."""
         table = get_patch_positions(self.context.loaded.model)
         assert table is not None
         return {"similarity": compute_position_similarity(table).float().cpu().numpy()}

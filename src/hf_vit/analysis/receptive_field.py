@@ -94,25 +94,20 @@ class ReceptiveField(FeatureAnalysis):
     )
 
     def measure(self) -> Arrays:
-        """Return the maps and metrics of all depths."""
-        with _make_differentiable(self.context.loaded.model):
-            return self._measure()
-
-    def _measure(self) -> Arrays:
-        """Compute the maps and metrics of all depths from the gradients of all images."""
         energy: dict[int, torch.Tensor] = {}
         grids: list[tuple[int, int]] = []
         num_images = 0
-        for pixel_values in self.batches():
-            inputs = pixel_values.detach().clone().requires_grad_()
-            with torch.enable_grad():
-                maps, _ = self.read_maps(inputs)
-            grids = [(features.shape[2], features.shape[3]) for features in maps]
-            for depth, features in enumerate(maps):
-                batch_energy = compute_field_energy(features, inputs, self._draw_signs(features, depth, num_images))
-                energy[depth] = energy.get(depth, 0) + batch_energy
-            num_images += len(inputs)
-            del maps  # frees the graph before the next batch
+        with _make_differentiable(self.context.loaded.model):
+            for pixel_values in self.batches():
+                inputs = pixel_values.detach().clone().requires_grad_()
+                with torch.enable_grad():
+                    maps, _ = self.read_maps(inputs)
+                grids = [(features.shape[2], features.shape[3]) for features in maps]
+                for depth, features in enumerate(maps):
+                    signs = self._draw_signs(features, depth, num_images)
+                    energy[depth] = energy.get(depth, 0) + compute_field_energy(features, inputs, signs)
+                num_images += len(inputs)
+                del maps  # frees the graph before the next batch
         numbers = [compute_field_metrics(energy[depth], grid) for depth, grid in enumerate(grids)]
         arrays = {name: np.array([metrics[name] for metrics in numbers], dtype=np.float32) for name in numbers[0]}
         return {"maps": np.stack([_downsample(energy[depth]) for depth in sorted(energy)]), **arrays}
@@ -124,7 +119,6 @@ class ReceptiveField(FeatureAnalysis):
         return torch.from_numpy(np.stack(signs)).to(features)
 
     def draw(self, arrays: Arrays) -> Pictures:
-        """Return plots of the maps, and of size and radius by depth."""
         panels = {"size": {"": arrays["size"]}, "radius": {"": arrays["radius"]}}
         return {
             "Effective receptive field": _draw_fields(arrays["maps"]),
@@ -132,7 +126,6 @@ class ReceptiveField(FeatureAnalysis):
         }
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
-        """Return all metrics by depth."""
         return {f"{name}_by_depth": round_values(arrays[name]) for name in ("size", "radius", "outside")}
 
 

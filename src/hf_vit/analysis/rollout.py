@@ -70,7 +70,6 @@ class AttentionRollout(AttentionAnalysis):
     )
 
     def measure(self) -> Arrays:
-        """Return the rollout of the first images."""
         rollouts: list[torch.Tensor] = []
         self._pixels: list[np.ndarray] = []
         self._predictions: list[str] = []
@@ -107,7 +106,6 @@ class AttentionRollout(AttentionAnalysis):
         return output.unflatten(1, layout.grid(pixel_values))
 
     def draw(self, arrays: Arrays) -> Pictures:
-        """Return a plot of the images with their rollouts, labels and predictions."""
         patch_px = self.reader.layout.patch_px
         labels = self.context.images.labels
         count = len(arrays["rollout"])

@@ -33,11 +33,9 @@ def count_decisions(
 ) -> NDArray[np.int64]:
     """Return [C, 3]: for every shape class the number of predictions [n] by shape, by texture and by neither."""
     counts = np.zeros((num_classes, len(DECISIONS)), dtype=np.int64)
-    for prediction, shape, texture in zip(predictions.tolist(), shapes, textures, strict=True):
-        decision = "texture" if prediction == texture else "other"
-        if prediction == shape:
-            decision = "shape"
-        counts[shape, DECISIONS.index(decision)] += 1
+    # Indices in `DECISIONS`.
+    decisions = np.select([predictions == np.array(shapes), predictions == np.array(textures)], [0, 1], default=2)
+    np.add.at(counts, (shapes, decisions), 1)
     return counts
 
 
@@ -68,13 +66,11 @@ class ShapeBias(Analysis):
 
     @classmethod
     def find_obstacle(cls, context: Context) -> str | None:
-        """Return a reason if there are no cue conflict images, else None."""
         if context.cue_conflicts is None:
             return "it needs images whose shape and texture disagree; give --cue-conflict DIR"
         return None
 
     def measure(self) -> Arrays:
-        """Return the shape bias by class and overall, and the counts of decisions."""
         conflicts = self.context.cue_conflicts
         assert conflicts is not None
         loaded = self.context.loaded
@@ -112,7 +108,6 @@ class ShapeBias(Analysis):
         return {self.title: figure}
 
     def summary(self, arrays: Arrays) -> dict[str, Any]:
-        """Return the overall shape bias and the counts of decisions."""
         overall = float(arrays["shape_bias_overall"][0])
         decisions = dict(zip(DECISIONS, arrays["decisions"].sum(axis=0).astype(int).tolist(), strict=True))
         return {"shape_bias": round(overall, 4) if np.isfinite(overall) else None, "decisions": decisions}

@@ -411,10 +411,9 @@ def compare(
             data = load_data(data, image_size=size, skip_bad_images=skip_bad_images, **columns, check=False)
             if data.readers:
                 raise UserError(f"'{data.name}' is a stream, which cannot be read twice; leave --streaming out")
-            classifiers = [choose_classifier(model, data, probe) for model in loaded]
             all_inputs = [
-                describe_inputs(model, classifier, data, split, settings, size)
-                for model, classifier in zip(loaded, classifiers, strict=True)
+                describe_inputs(model, choose_classifier(model, data, probe), data, split, settings, size)
+                for model in loaded
             ]
             for model, inputs in zip(loaded, all_inputs, strict=True):
                 check_measurable(model, inputs, data, settings)

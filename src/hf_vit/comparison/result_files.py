@@ -66,8 +66,7 @@ class ComparisonSettings:
 
     def kept(self) -> dict[str, Any]:
         """Return the settings on which the result of a model depends."""
-        names = ("corruptions", "severity", "epsilons", "robustness_images", "probe_images", "batch_size", "seed")
-        values = {name: getattr(self, name) for name in names}
+        values = {name: value for name, value in asdict(self).items() if not name.startswith("speed_")}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 

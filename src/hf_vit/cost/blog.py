@@ -163,9 +163,8 @@ def corrected_estimate(model: str) -> CorrectedEstimate:
             *("GPU days", original.gpu_days, days_without_factor),
         ),
         (
-            f"according to the peak rates of {V100_FLOPS / 1e12:g} and {TPU_CORE_FLOPS / 1e12:g} TFLOP/s, one "
-            "V100 equals "
-            f"{cores_per_gpu:.2f} cores at the same utilization ({utilization:.0%} on the TPU)",
+            f"according to the peak rates of {V100_FLOPS / 1e12:g} and {TPU_CORE_FLOPS / 1e12:g} TFLOP/s, one V100 "
+            f"equals {cores_per_gpu:.2f} cores at the same utilization ({utilization:.0%} on the TPU)",
             *("GPU days", days_without_factor, gpu_days),
         ),
     )
@@ -186,11 +185,8 @@ def corrected_estimate(model: str) -> CorrectedEstimate:
 def beside_tpu(model: str, device_flops: float) -> BesideTpu:
     """Compare a device with the TPU cores of the paper's training of "L/16" or "H/14".
 
-    Nothing runs on a TPU; its numbers come from the paper's core-days and Google's data sheet.
-
-    Args:
-        model: "L/16" or "H/14".
-        device_flops: peak FLOP/s of the device.
+    Nothing runs on a TPU; its numbers come from the paper's core-days and Google's data sheet. `device_flops` is the
+    peak rate of the device in FLOP/s.
 
     Raises:
         UserError: the paper states no core-days for this model, or the rate is not above 0.

@@ -150,9 +150,7 @@ def plot_scaling_law(law: ScalingLaw, path: Path, unit: str = "exaFLOPs") -> Non
 
 
 def _fit(compute: Array, errors: Array, shift: bool) -> tuple[float, float, float, float]:
-    """Return (a, b, c, d) of the least squares fit: b and d are searched in logarithms, a and c follow from them
-    linearly.
-    """
+    """Return (a, b, c, d) of the least squares fit; b and d are searched in logarithms, a and c follow linearly."""
     from scipy.optimize import least_squares
 
     ranges = [_EXPONENTS, (1e-4 * compute.min(), 10 * compute.max())][: 1 + shift]

@@ -179,7 +179,7 @@ def _count_passes(values: Mapping[str, Any], depth: int) -> float:
 def _count_images(training: Record, folder: str) -> float:
     """Return how many images a training processed, counting repetitions."""
     values = training.values
-    recipe = training.values.get("recipe")
+    recipe = values.get("recipe")
     images_seen = values.get("images_seen")  # missing in older records
     if isinstance(images_seen, int | float):
         return float(images_seen)

@@ -232,9 +232,7 @@ def predict_images(
     Args:
         subject: an image classifier, see `load_model`.
         paths: image files, folders of images, and patterns ("photos/**/*.jpg").
-        top: number of classes per image.
-        batch_size: images per forward pass.
-        skip_bad_images: give unreadable images a `problem` and no scores instead of raising an error.
+        top, batch_size, skip_bad_images: see `hf_vit.evaluation.predict`.
 
     Raises:
         UserError: the model has no class names, a file is missing or unreadable, a folder has no image, or `top` is

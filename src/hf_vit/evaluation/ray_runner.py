@@ -151,12 +151,10 @@ def _read(parts: Mapping[str, Any], cargo: Sequence[Any]) -> Iterator[dict[str, 
                 tensors = {"": pixel_values} if isinstance(pixel_values, torch.Tensor) else pixel_values or {}
                 arrays = {f"pixels {name}": value.numpy()[None] for name, value in tensors.items()}
                 yield {"part": [number], "rest": _pack(rest), **arrays}
-        except ChangedImageError as error:
-            node_error = UserError(
-                f"on node {ray.util.get_node_ip_address()}: {error}; give data on storage that all nodes share"
-            )
-            yield {"part": [number], "rest": _pack(_Failure(node_error))}
         except Exception as error:
+            if isinstance(error, ChangedImageError):
+                node = ray.util.get_node_ip_address()
+                error = UserError(f"on node {node}: {error}; give data on storage that all nodes share")
             yield {"part": [number], "rest": _pack(_Failure(error))}
 
 

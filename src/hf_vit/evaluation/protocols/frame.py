@@ -145,14 +145,6 @@ def draw_curves(
     return figure
 
 
-def draw_named_curve(names: Sequence[str], fractions: Sequence[float], x_label: str, y_label: str) -> "Figure":
-    """Draw a line of fractions over named positions, such as the layers of a model."""
-    figure = draw_curves([Line("", range(len(names)), fractions)], x_label, y_label)
-    axes = figure.axes[0]
-    axes.set_xticks(range(len(names)), labels=list(names), rotation=60, ha="right", fontsize=7, parse_math=False)
-    return figure
-
-
 def draw_classes(fractions: Mapping[str, float], measure: str) -> "Figure":
     """Draw the fraction of every class as a horizontal bar."""
     names = [shorten_list(name) for name in fractions]

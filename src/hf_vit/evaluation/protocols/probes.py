@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.frame import Line, SingleTableResult, Table, draw_curves, draw_named_curve, percent
+from hf_vit.evaluation.protocols.frame import Line, SingleTableResult, Table, draw_curves, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,10 @@ class LinearProbeResult(SingleTableResult):
         return Table(["features", "accuracy", "C"], [[name, percent(value), f"{c:g}"] for name, value, c in rows])
 
     def draw(self) -> "Figure":
-        return draw_named_curve(self.depths, self.accuracy, "features after", "accuracy of a linear probe (%)")
+        positions = range(len(self.depths))
+        figure = draw_curves([Line("", positions, self.accuracy)], "features after", "accuracy of a linear probe (%)")
+        figure.axes[0].set_xticks(positions, self.depths, rotation=60, ha="right", fontsize=7, parse_math=False)
+        return figure
 
 
 def linear_probe(

@@ -355,12 +355,11 @@ def scale_retina(image: Image.Image) -> Image.Image:
     rows, columns = np.ogrid[:height, :width]
     visible_radius = int(RETINA_RADIUS * _VISIBLE_RADIUS)
     is_visible = (rows - height // 2) ** 2 + (columns - width // 2) ** 2 <= visible_radius**2
-    result = np.where(is_visible[..., None], np.clip(4 * (scaled_pixels - blurred) + _GRAY, 0, 255), _GRAY).astype(
-        np.uint8
-    )
+    result = np.where(is_visible[..., None], np.clip(4 * (scaled_pixels - blurred) + _GRAY, 0, 255), _GRAY)
     top = max(height // 2 - visible_radius, 0)
     left = max(width // 2 - visible_radius, 0)
-    return Image.fromarray(result[top : height // 2 + visible_radius, left : width // 2 + visible_radius])
+    visible = result[top : height // 2 + visible_radius, left : width // 2 + visible_radius]
+    return Image.fromarray(visible.astype(np.uint8))
 
 
 # Lower bounds of the bins of distances.
