@@ -506,7 +506,7 @@ def _read_naflex_config(companions: Companions, shapes: Shapes) -> Declared:
     arguments.pop("pos_embed_grid_size", None)  # the table shows it
     patch = read_size(arguments.get("patch_size", 16))
     fields = convert_arguments({"global_pool": config_file.global_pool, **arguments}, names)
-    fields |= {"patch_size": shorten_pair(patch), "position_interpolation": resizing}
+    fields |= {"patch_size": shorten_pair(patch), "position_interpolation": resizing, "layer_norm_eps": 1e-6}
     declared = declare(config_file, companions, fields)
     pixels = dict(declared.processor or {})
     h, w = pixels["crop_size"]["height"] // patch[0], pixels["crop_size"]["width"] // patch[1]

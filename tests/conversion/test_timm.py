@@ -199,12 +199,14 @@ def in_own_shapes(images: list[torch.Tensor]) -> tuple[dict[str, torch.Tensor], 
     return theirs, {"pixel_values": pixels, "patch_attention_mask": mask}
 
 
-@pytest.mark.parametrize("name", NAFLEX)
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in NAFLEX), ("naflexvit_base_patch16_gap", {"pre_norm": True})]
+)
 @torch.no_grad()
-def test_images_in_their_own_shape(name: str, tmp_path: Path):
+def test_images_in_their_own_shape(name: str, options: dict[str, bool], tmp_path: Path):
     """One padded batch of many shapes, where timm resizes tables in float32; and the table's own in float64."""
     grid = (5, 5) if "parfac" in name else (5, 4)
-    arguments = {"embed_dim": 64, "num_heads": 1, "pos_embed_grid_size": grid, "depth": 2, "patch_size": 4}
+    arguments = {"embed_dim": 64, "num_heads": 1, "pos_embed_grid_size": grid, "depth": 2, "patch_size": 4, **options}
     model = of_timm(name, **arguments)
     result = conversion.convert(save_timm(model, tmp_path / "saved", model_args=arguments), tmp_path / "out")
     assert (result.plan.origin, result.plan.config.grid) == ("timm_naflex", grid)
