@@ -41,6 +41,7 @@ _FIELDS: dict[str, Fields] = {
     r"vit_\w+_rope(_mixed)?_224": _NO_TABLE,
     r"vit_\w+_(dinov3|lingbot)(_\w+)?": {**_DINO, "layer_norm_eps": 1e-5, **_NO_TABLE},
     r"vit_7b_.+": {"num_attention_heads": 32},
+    r"vit_\w+_dinov3(_\w+)?|vit_pe_(lang|spatial)_\w+": {"pooling": "gap"},  # beside a class token
 }
 # Argument in config.json -> field, and timm's value -> the field's where they differ. Exports write all of them.
 _SWITCH = {True: True, False: False}
@@ -114,11 +115,9 @@ def _read_timm_config(companions: Companions, shapes: Shapes) -> Declared:
         fields = {field: value for field, value in fields.items() if not field.startswith("rotary_")}
     elif fields["rotary_embedding"] == "mixed":  # timm's class leaves out both
         fields |= {"rotary_offset": 0, "rotary_reference_grid": None}
-    common_arguments: dict[str, Any] = {"global_pool": config_file.global_pool}
-    for name, value in arguments.items():
-        is_of_eva = name in (*ARGUMENTS, "rope_type", "use_rot_pos_emb")
-        if not is_of_eva and not _SHOWN_ARGUMENTS.fullmatch(name):
-            common_arguments[name] = value
+    known_names = {*ARGUMENTS, "rope_type", "use_rot_pos_emb", *filter(_SHOWN_ARGUMENTS.fullmatch, arguments)}
+    all_arguments = {"global_pool": config_file.global_pool, **arguments}
+    common_arguments = {name: value for name, value in all_arguments.items() if name not in known_names}
     # timm's class pools its registers too.
     fields |= timm.convert_arguments(common_arguments, strip_wrappers(shapes), pools_registers=True)
     return timm.declare(config_file, companions, fields)

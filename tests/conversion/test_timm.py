@@ -178,6 +178,17 @@ def test_class_eva_needs_its_config(tmp_path: Path):
         conversion.convert(tmp_path / "a.pth", tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["vit_small_patch16_dinov3", "vit_pe_spatial_base_patch16_512"])
+@torch.no_grad()
+def test_class_eva_by_name_pools_as_its_architecture(name: str, tmp_path: Path):
+    """A file that timm's training saved does not say that the head reads the mean, beside a class token."""
+    model = of_timm(name, embed_dim=128, num_heads=2)
+    torch.save(model.state_dict(), tmp_path / "a.pth")
+    ours = hf_vit.from_hub(f"timm:{name}@{tmp_path / 'a.pth'}", image_size=(12, 12))
+    images = torch.randn(2, 3, 12, 12)
+    torch.testing.assert_close(ours(images).logits, model(images), rtol=0, atol=1e-4)
+
+
 NAFLEX = timm.list_models(module="naflexvit")
 
 
