@@ -70,8 +70,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: [random.Random(f"{seed} {name}").random() for name in names[item]])
 
 
-def pytest_collection_finish() -> None:
-    """What is imported by now stays: the full collection at the end of a training need not walk through it."""
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """What is imported by now stays: the full collections at the end of every training need not walk through it."""
     gc.collect()
     gc.freeze()
 
