@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from hf_vit.data import AugmentationConfig, ImageCollator, TransformedImages, to_rgb, train_transform
 from hf_vit.data.load import UnlabeledImages, load_unlabeled
@@ -389,17 +389,11 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizers of student and teacher, which are of the same kind."""
-        optimizer_class, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, None)
-        teacher = self.teacher.loaded.model
-        decaying = set(self.get_decay_parameter_names(teacher))
-        weights: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-        for name, weight in teacher.named_parameters():
-            weights[name in decaying].append(weight)
-        decay = self.args.weight_decay
-        groups = [{"params": group, "weight_decay": decay * decays} for decays, group in weights.items()]
-        settings = {name: value for name, value in settings.items() if name != "params"}
-        self.teacher_optimizer = cast(Any, optimizer_class)(groups, **settings)
-        return super().create_optimizer(model)
+        optimizer = super().create_optimizer(model)
+        self.optimizer = None  # transformers creates one only where there is none
+        self.teacher_optimizer = Trainer.create_optimizer(self, self.teacher.loaded.model)
+        self.optimizer = optimizer
+        return optimizer
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         """Return the micro-batches of a step, and store them to measure the step on their labeled images afterwards."""
