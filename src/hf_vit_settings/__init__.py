@@ -110,11 +110,8 @@ class AugmentationConfig:
 
     def __post_init__(self) -> None:
         """Raise a UserError for the first value that is out of its range."""
-        crop = self.random_resized_crop
-        rand = self.randaugment
-        padding = self.random_crop
-        policy = self.auto_augment
-        scales = self.scale_jitter
+        crop, padding, scales = self.random_resized_crop, self.random_crop, self.scale_jitter
+        rand, policy = self.randaugment, self.auto_augment
         is_crop = crop is None or 0 < crop[0] <= crop[1] <= 1
         is_rand = rand is None or (rand[0] >= 0 and 0 <= rand[1] <= 30)
         is_policy = policy is None or re.fullmatch(POLICY, policy)

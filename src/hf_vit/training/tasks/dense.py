@@ -184,7 +184,11 @@ def _make_map_fields(source: Source, head: str) -> dict[str, Any]:
     config: HfBaseConfig = source.config
     strides = _HEADS[head].strides
     if isinstance(config, HfResNetBaseConfig):
-        return _make_resnet_fields(source, config, head)
+        stages = _find_stages(config, strides) or range(1, len(config.stage_depths) + 1)
+        _require_maps(source, head, len(stages))
+        reads_several = bool(strides) or head == "linear"  # the linear head, which has no strides, reads all stages
+        # None stands for the last stage alone.
+        return {"out_features": [f"stage{stage}" for stage in stages] if reads_several else None}
     if isinstance(config, HfMixerConfig):
         _require_maps(source, head, 1)
         return {"out_features": None}
@@ -196,15 +200,6 @@ def _make_map_fields(source: Source, head: str) -> dict[str, Any]:
     if strides:
         return {**fields, "use_feature_pyramid": True, "pyramid_strides": strides}
     return {**fields, "use_feature_pyramid": False}
-
-
-def _make_resnet_fields(source: Source, config: HfResNetBaseConfig, head: str) -> dict[str, Any]:
-    """Return the fields of a ResNet, whose stages make the maps; None stands for the last stage alone."""
-    strides = _HEADS[head].strides
-    stages = _find_stages(config, strides) or range(1, len(config.stage_depths) + 1)
-    _require_maps(source, head, len(stages))
-    reads_several = bool(strides) or head == "linear"  # the linear head, which has no strides, reads all stages
-    return {"out_features": [f"stage{stage}" for stage in stages] if reads_several else None}
 
 
 def _find_stages(config: HfResNetBaseConfig | HfHybridViTConfig, strides: Sequence[int]) -> list[int]:

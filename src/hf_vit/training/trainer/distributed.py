@@ -112,11 +112,6 @@ class _Gather(torch.autograd.Function):
         return gradient[distributed.get_rank()]
 
 
-def _gather_with_gradient(value: torch.Tensor) -> torch.Tensor:
-    """Stack a tensor of all processes, see `_Gather`."""
-    return cast(torch.Tensor, _Gather.apply(value))
-
-
 def _normalize(norm: nn.BatchNorm1d | nn.BatchNorm2d, values: torch.Tensor) -> torch.Tensor:
     """Normalize [B, C, ...] (B images of every process, C channels) with the statistics of all processes.
 
@@ -124,7 +119,7 @@ def _normalize(norm: nn.BatchNorm1d | nn.BatchNorm2d, values: torch.Tensor) -> t
     """
     wide = values if values.dtype == torch.float64 else values.float()
     axes = [axis for axis in range(wide.ndim) if axis != 1]
-    parts = _gather_with_gradient(torch.stack([wide.mean(axes), wide.var(axes, unbiased=False)]))
+    parts: torch.Tensor = _Gather.apply(torch.stack([wide.mean(axes), wide.var(axes, unbiased=False)]))
     mean = parts[:, 0].mean(0)
     variance = parts[:, 1].mean(0) + parts[:, 0].var(0, unbiased=False)
     with torch.no_grad():
@@ -166,7 +161,7 @@ class SynchronizedLogitNorm(LogitNorm):
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Return mean squares, means and their number over the logits of all processes."""
         mean_square, mean, number = super().compute_moments(q, k, to_q, to_k)
-        parts = _gather_with_gradient(torch.stack([mean_square, mean]))
+        parts: torch.Tensor = _Gather.apply(torch.stack([mean_square, mean]))
         mean_square, mean = parts.mean(0)
         return mean_square, mean, len(parts) * number
 

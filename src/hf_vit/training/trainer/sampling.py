@@ -145,15 +145,11 @@ class SeededDataset(Dataset[Any]):
             for pass_number, index in keys:
                 indices_by_pass.setdefault(pass_number, []).append(index)
             for pass_number, indices in indices_by_pass.items():
-                examples += self._fetch(pass_number, indices)
+                if hasattr(self.dataset, "set_epoch"):
+                    self.dataset.set_epoch(pass_number)
+                fetch = getattr(self.dataset, "__getitems__", None)
+                examples += fetch(indices) if fetch is not None else [self.dataset[index] for index in indices]
             return self.collator(examples)
-
-    def _fetch(self, pass_number: int, indices: list[int]) -> list[Any]:
-        """Return examples with the augmentation of a pass."""
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(pass_number)
-        fetch = getattr(self.dataset, "__getitems__", None)
-        return fetch(indices) if fetch is not None else [self.dataset[index] for index in indices]
 
 
 def ignore_sigterm_during(is_training: torch.Tensor, worker: int) -> None:
