@@ -52,6 +52,7 @@ _OTHER_TOWER = {
     r"(vision_model\.)?embeddings\.position_ids": "indices of the positions",
 }
 _CLIP_FIELDS: Fields = {
+    "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
     "position_interpolation": "bicubic",
     "pooling": "token",
@@ -62,11 +63,6 @@ _CLIP_FIELDS: Fields = {
 
 def _names(shapes: Shapes) -> KeyNames:
     return unwrap(shapes, _PATCHES, _OTHER_TOWER, _BASES, ("visual_projection.", "classifier."))
-
-
-def _configure_clip(network: Network) -> Fields:
-    """Return the fields of CLIP's config, with OpenAI's activation."""
-    return network.read_vit_fields(1) | _CLIP_FIELDS | {"hidden_act": "quick_gelu"}
 
 
 def _read_clip_config(companions: Companions, shapes: Shapes) -> Declared:
@@ -91,7 +87,7 @@ CLIP = Origin(
     ),
     recognizes=make_recognizer(_PATCHES, _BASES, rf"{_CLASS}$"),
     names=_names,
-    configure=_configure_clip,
+    configure=lambda network: network.read_vit_fields(1) | _CLIP_FIELDS,
     declared=_read_clip_config,
     assumed={
         "num_attention_heads": ASSUMED_HEADS,
@@ -123,7 +119,9 @@ CLIP_CLASSIFIER = replace(
     recognizes=make_recognizer(_PATCHES, _BASES, rf"{_CLASS}$", r"classifier\."),
     names=_select_classifier_names,
     configure=lambda network: (
-        _configure_clip(network) | {"pooling": "gap", "use_class_token": True, "norm_after_pooling": None}
+        network.read_vit_fields(1)
+        | _CLIP_FIELDS
+        | {"pooling": "gap", "use_class_token": True, "norm_after_pooling": None}
     ),
     zeros={},
 )
@@ -142,7 +140,7 @@ def _select_siglip_names(shapes: Shapes) -> KeyNames:
 
 
 def _configure_siglip(network: Network) -> Fields:
-    return network.read_vit_fields(0) | {
+    return network.read_vit_fields(0, heads={1152: 16, 1536: 16}) | {
         "position_interpolation": "bicubic",
         "hidden_act": "gelu_pytorch_tanh",
         "layer_norm_eps": 1e-6,
@@ -169,7 +167,12 @@ SIGLIP = replace(
     names=_select_siglip_names,
     configure=_configure_siglip,
     declared=lambda companions, shapes: read_config(companions, ("siglip_vision_model", "siglip")),
-    assumed={**CLIP.assumed, "hidden_act": "the tanh GELU", "layer_norm_eps": "eps 1e-6"},
+    assumed={
+        **CLIP.assumed,
+        "num_attention_heads": "heads of 64 (16 heads at widths of 1152 and 1536)",
+        "hidden_act": "the tanh GELU",
+        "layer_norm_eps": "eps 1e-6",
+    },
     zeros={},
 )
 

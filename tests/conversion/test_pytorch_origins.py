@@ -192,15 +192,18 @@ def test_file_without_config_says_what_is_assumed(tmp_path: Path):
     assert conversion.assumption(with_config.plan) is None
 
 
-@pytest.mark.parametrize("name", ["ViTForImageClassification", "CLIPVisionModel", "SiglipVisionModel", "deit3"])
-def test_a_file_without_config_has_the_heads_of_released_models(name: str):
-    """Those of a width of 1280 have 16, as ViT-H/14 of Google, CLIP, MAE, I-JEPA and DeiT III."""
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [("ViTForImageClassification", 1280), ("CLIPVisionModel", 1280), ("deit3", 1280), ("SiglipVisionModel", 1536)],
+)
+def test_a_file_without_config_has_the_heads_of_released_models(name: str, width: int):
+    """16 at a width of 1280, as ViT-H/14 of Google, CLIP, MAE, I-JEPA and DeiT III, and in the largest SigLIP 2."""
     with torch.device("meta"):
         if name == "deit3":
             model = timm.create_model("deit3_huge_patch14_224", depth=1)
         else:
             made = getattr(transformers, name)
-            model = made(made.config_class(hidden_size=1280, num_attention_heads=16, num_hidden_layers=1))
+            model = made(made.config_class(hidden_size=width, num_attention_heads=16, num_hidden_layers=1))
     spell = {"ViTForImageClassification": old_spelling, "deit3": lambda key: re.sub(r"ls(.)\.gamma", r"gamma_\1", key)}
     shapes = {spell.get(name, str)(key): tuple(value.shape) for key, value in model.state_dict().items()}
     assert conversion.plan(shapes).config.num_attention_heads == 16
