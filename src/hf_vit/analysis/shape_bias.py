@@ -35,7 +35,7 @@ def count_decisions(
     counts = np.zeros((num_classes, len(DECISIONS)), dtype=np.int64)
     # Indices in `DECISIONS`.
     decisions = np.select([predictions == np.array(shapes), predictions == np.array(textures)], [0, 1], default=2)
-    np.add.at(counts, (shapes, decisions), 1)
+    np.add.at(counts, (np.array(shapes), decisions), 1)
     return counts
 
 
