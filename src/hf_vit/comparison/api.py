@@ -33,7 +33,7 @@ from hf_vit.comparison.result_files import (
 from hf_vit.comparison.tables import draw_comparison, make_html, make_markdown, to_csv, to_json
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin import MAX_PHOTO_SIDE
-from hf_vit.data.images import decode_image
+from hf_vit.data.images import decode_image, undecode_images
 from hf_vit.data.sources import is_builtin
 from hf_vit.display import Displayed, shorten_list
 from hf_vit.environment import read_hardware
@@ -47,7 +47,6 @@ from hf_vit.evaluation.reading import (
     find_largest,
     refuse_output_in,
     restored_modes,
-    undecode_images,
 )
 from hf_vit.evaluation.runners import open_runner
 from hf_vit.evaluation.saving import MULTI_LABEL_WARNING

@@ -6,15 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from hf_vit.errors import UserError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Target = Literal["label", "mask", "objects"]
 # What a split needs, for messages.
@@ -36,7 +34,7 @@ class Annotation:
     amounts: dict[int, int]
 
 
-def read_class_numbers(mask: Image.Image, reduce_labels: bool = False) -> "NDArray[np.uint8]":
+def read_class_numbers(mask: Image.Image, reduce_labels: bool = False) -> NDArray[np.uint8]:
     """Return the class numbers of a saved mask, [H, W], with `IGNORED` for ignored pixels.
 
     The palette indices of a mask of mode "P" are its classes. With `reduce_labels` 0 becomes `IGNORED` and every other
@@ -56,7 +54,7 @@ def read_class_numbers(mask: Image.Image, reduce_labels: bool = False) -> "NDArr
     return numbers.astype(np.uint8)
 
 
-def summarize_mask(mask: "NDArray[np.generic]") -> Annotation:
+def summarize_mask(mask: NDArray[np.generic]) -> Annotation:
     """Summarize a mask of class numbers, [H, W] (height, width)."""
     values, counts = np.unique(mask, return_counts=True)
     content = f"{mask.shape[0]} {mask.shape[1]} ".encode() + mask.astype(np.uint8).tobytes()
@@ -74,7 +72,7 @@ def summarize_objects(objects: Mapping[str, Sequence[Any]], masks: Sequence[byte
     return Annotation(digest, dict(Counter(label for label, is_crowd in pairs if not is_crowd)))
 
 
-def find_tight_box(mask: "NDArray[np.bool_]") -> list[float]:
+def find_tight_box(mask: NDArray[np.bool_]) -> list[float]:
     """Return the box [x, y, width, height] px around the true pixels of a mask [H, W] that has at least one."""
     columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
     left, top = int(columns[0]), int(rows[0])

@@ -16,31 +16,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from hf_vit.errors import UserError
 from hf_vit_settings import AugmentationConfig
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torchvision.transforms.v2 import InterpolationMode
 
 _DRAWS = 6  # random numbers of one image, see `Augmenter.__call__`
 
 
-def make_random_keys(seed: int, epoch: int, images: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
+def make_random_keys(seed: int, epoch: int, images: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return a hash of (seed, epoch, image) for every image, [B] uint64 (B images)."""
     base = _draw_splitmix(np.zeros(1, dtype=np.uint64), np.asarray([seed % 2**64], dtype=np.uint64))
     return _draw_splitmix(_draw_splitmix(base, np.asarray([epoch], dtype=np.uint64)), images)
 
 
-def draw_uniforms(keys: "NDArray[np.uint64]", count: int) -> "NDArray[np.float64]":
+def draw_uniforms(keys: NDArray[np.uint64], count: int) -> NDArray[np.float64]:
     """Return `count` independent numbers in [0, 1) for every key, [B, count]; the same on every machine."""
     numbers = _draw_splitmix(keys[:, None], np.arange(count, dtype=np.uint64)[None, :])
     return (numbers >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _draw_splitmix(state: "NDArray[np.uint64]", position: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
+def _draw_splitmix(state: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the numbers at these positions of SplitMix64 generators (Steele, Lea, Flood 2014) with these states."""
     values = state + (position + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -67,7 +67,7 @@ class Seeded:
     transform: Callable[[torch.Tensor], torch.Tensor]
     salt: int = 0
 
-    def transform_all(self, images: Iterable[torch.Tensor], keys: "NDArray[np.uint64]") -> list[torch.Tensor]:
+    def transform_all(self, images: Iterable[torch.Tensor], keys: NDArray[np.uint64]) -> list[torch.Tensor]:
         """Transform every image with its own seed."""
         results: list[torch.Tensor] = []
         for image, key in zip(images, keys.tolist(), strict=True):
@@ -122,7 +122,7 @@ class Augmenter:
             strength = config.color_jitter
             self._later_steps.append(Seeded(v2.ColorJitter(strength, strength, strength), salt=5))
 
-    def __call__(self, images: "Sequence[torch.Tensor]", keys: "NDArray[np.uint64]") -> torch.Tensor:
+    def __call__(self, images: Sequence[torch.Tensor], keys: NDArray[np.uint64]) -> torch.Tensor:
         """Augment a batch.
 
         Args:
@@ -173,11 +173,11 @@ def shift(pixels: torch.Tensor, right: Sequence[int], down: Sequence[int]) -> to
 
 def apply_affine(
     pixels: torch.Tensor,
-    degrees: "NDArray[np.float64] | float" = 0.0,
-    shear_degrees: "NDArray[np.float64] | float" = 0.0,
-    scale: "NDArray[np.float64] | float" = 1.0,
-    right: "NDArray[np.float64] | float" = 0.0,
-    down: "NDArray[np.float64] | float" = 0.0,
+    degrees: NDArray[np.float64] | float = 0.0,
+    shear_degrees: NDArray[np.float64] | float = 0.0,
+    scale: NDArray[np.float64] | float = 1.0,
+    right: NDArray[np.float64] | float = 0.0,
+    down: NDArray[np.float64] | float = 0.0,
 ) -> torch.Tensor:
     """Shear, scale and rotate every image about its center, then move it; bilinear, filled with 0.
 
@@ -253,7 +253,7 @@ class _Policy:
 
     augment: Callable[[Image.Image], Image.Image]
 
-    def transform_all(self, images: Iterable[torch.Tensor], keys: "NDArray[np.uint64]") -> list[torch.Tensor]:
+    def transform_all(self, images: Iterable[torch.Tensor], keys: NDArray[np.uint64]) -> list[torch.Tensor]:
         """Augment every image with its own seed."""
         python_state, numpy_state = random.getstate(), np.random.get_state()
         results: list[torch.Tensor] = []

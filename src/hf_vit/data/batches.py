@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hf_vit.data.augmentation import seeded
 from hf_vit.data.image_data import ImageData
+from hf_vit.data.images import ImageScan, undecode_images
 from hf_vit.data.labels import list_column
 from hf_vit.data.transforms import (
     DenseEvalTransform,
@@ -28,13 +30,9 @@ from hf_vit.environment import measure_free_memory
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
-    from numpy.typing import NDArray
 
-    from hf_vit.data.images import ImageScan
-
-    # Position after an example: block, state of the stream before that block, chunk in it, examples of the chunk.
-    Position = dict[str, Any]
-
+# Position after an example: block, state of the stream before that block, chunk in it, examples of the chunk.
+Position = dict[str, Any]
 CACHE_BYTES = 512 << 20
 _SHARE_OF_FREE = 4  # a quarter of the free memory holds images that are kept as they are read
 _PREPARED_AT_ONCE = 64
@@ -61,16 +59,12 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
     """
 
     def __init__(
-        self, table: "Dataset", transform: Any, cache_bytes: int = CACHE_BYTES, scans: "Sequence[ImageScan]" = ()
+        self, table: "Dataset", transform: Any, cache_bytes: int = CACHE_BYTES, scans: Sequence[ImageScan] = ()
     ) -> None:
-        from datasets import Image
-
         self.table = table
         self.transform = transform
         self.labels: list[Any] = list_column(table, "label") if "label" in table.column_names else [None] * len(table)
-        self._rows = table.select_columns(self._columns())
-        if isinstance(table.features["image"], Image):  # the transform decodes images in threads
-            self._rows = self._rows.cast_column("image", Image(decode=False))
+        self._rows = undecode_images(table.select_columns(self._columns()))  # the transform decodes in threads
         has_pixels = bool(scans) and all(scan.pixels is not None for scan in scans)
         self._scans = scans if has_pixels else None
         decoded_bytes = sum(3 * scan.height * scan.width for scan in scans)
@@ -89,7 +83,7 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         """Whether a prepared image is the decoded one, so that scans tell its size."""
         return type(self.transform) is TrainTransform and self.transform.keeps_pixels
 
-    def _list_sizes(self, scans: "Sequence[ImageScan]") -> "NDArray[np.int64] | None":
+    def _list_sizes(self, scans: Sequence[ImageScan]) -> NDArray[np.int64] | None:
         """Return (height, width) px of all prepared images, [n, 2], where that is known before they are read."""
         if self._decodes_only:
             is_known = scans and self._scans is None  # else the scans keep the pixels
@@ -190,13 +184,13 @@ class _KeptImages:
         sizes: (height, width) px of every image, [n, 2].
     """
 
-    def __init__(self, sizes: "NDArray[np.int64]") -> None:
+    def __init__(self, sizes: NDArray[np.int64]) -> None:
         self._sizes, self._ends = sizes, np.cumsum(3 * sizes.prod(axis=1))
         self._pixels = torch.frombuffer(mmap.mmap(-1, int(self._ends[-1])), dtype=torch.uint8)
         self._is_written = torch.frombuffer(mmap.mmap(-1, len(sizes)), dtype=torch.bool)
 
     @classmethod
-    def reserve(cls, sizes: "NDArray[np.int64]") -> "_KeptImages | None":
+    def reserve(cls, sizes: NDArray[np.int64]) -> "_KeptImages | None":
         """Reserve memory, which the system gives as it is written; return None if the images do not all fit."""
         ray = sys.modules.get("ray")
         if ray is not None and ray.is_initialized():  # other trainings of this machine may take as much
@@ -299,7 +293,7 @@ class TransformedStream(torch.utils.data.IterableDataset[Example]):
     def __iter__(self) -> Iterator[Example]:
         return (example for example, _ in self.examples(int(self._epoch)))
 
-    def examples(self, epoch: int, place: "Position | None" = None) -> "Iterator[tuple[Example, Position]]":
+    def examples(self, epoch: int, place: Position | None = None) -> Iterator[tuple[Example, Position]]:
         """Yield the examples of this process and worker, each with the position after it.
 
         Args:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from hf_vit.data.fingerprints import hash_content, hash_text
@@ -26,7 +27,6 @@ from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from numpy.typing import NDArray
 
 # Numbers of the splits in the random keys of synthetic data sets.
 SPLIT_NUMBERS = {"train": 1, "validation": 2, "test": 3}
@@ -120,7 +120,7 @@ def digits(image_size: tuple[int, int] | None = None) -> ImageData:
     return _build_data("digits", images, [str(digit) for digit in range(10)], image_size)
 
 
-def _split_digits(labels: "NDArray[np.int64]") -> "dict[str, NDArray[np.int64]]":
+def _split_digits(labels: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
     """Return the rows of every split, with every digit in proportion: shares are rounded by largest remainders.
 
     NumPy's RandomState is frozen across versions and platforms, so the rows are the same on every machine.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hf_vit.data.images import ImageScan, hash_image, shorten_path
 from hf_vit.data.labels import list_column
@@ -19,7 +20,6 @@ from hf_vit.repositories.stores import read_sizes, to_path
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from numpy.typing import NDArray
 
 # Files of at most this many bytes together are hashed; of more only the sizes are compared.
 HASHED_BYTES = 1 << 30
@@ -80,7 +80,7 @@ class ChangedImageError(UserError):
     """An image differs from the one that was scanned."""
 
 
-def shorten_digests(scans: Sequence[ImageScan]) -> "NDArray[np.uint64]":
+def shorten_digests(scans: Sequence[ImageScan]) -> NDArray[np.uint64]:
     """Return the first 8 bytes of every image's SHA-256, for `refuse_changed`."""
     return np.array([int(scan.digest[:16], 16) for scan in scans], np.uint64)
 

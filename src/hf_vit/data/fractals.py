@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hf_vit.data.augmentation import draw_uniforms, make_random_keys
 from hf_vit.data.builtin import SPLIT_NUMBERS, encode_netpbm, make_table, parse_numbers, refuse_large
@@ -27,10 +28,8 @@ from hf_vit.data.images import ImageScan
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
-    from numpy.typing import NDArray
 
-    _Floats = NDArray[np.float64]
-
+_Floats = NDArray[np.float64]
 # Images of a class in validation and in test.
 HELD_OUT = 20
 _MAPS = 8  # the most maps of a class; the fewest are 2
@@ -87,13 +86,13 @@ class Fractals:
         return self.classes * (self.images if split == "train" else HELD_OUT)
 
     @cached_property
-    def systems(self) -> "tuple[_Floats, NDArray[np.uint8]]":
+    def systems(self) -> tuple[_Floats, NDArray[np.uint8]]:
         """Maps of all K classes, [K, 8, 6] with (a, b, c, d, e, f), and the map for every random byte, [K, 256]."""
         keys = make_random_keys(self.seed, 0, np.arange(self.classes, dtype=np.uint64))
         systems = [_draw_system(key) for key in keys.tolist()]
         return np.stack([maps for maps, _ in systems]), np.stack([choices for _, choices in systems])
 
-    def render(self, split: str, numbers: "NDArray[np.int64]", size: int) -> "NDArray[np.uint8]":
+    def render(self, split: str, numbers: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
         """Return the images with these B numbers, [B, size, size, 3]; an image depends on its class and index alone."""
         maps, choices = self.systems
         indices, labels = np.divmod(numbers, self.classes)
@@ -148,7 +147,7 @@ def _generate_rows(fractals: Fractals, split: str, parts: list[tuple[int, int]],
             yield {"image": {"bytes": encoded, "path": image.name}, "label": label}
 
 
-def _draw_system(key: int) -> "tuple[_Floats, NDArray[np.uint8]]":
+def _draw_system(key: int) -> tuple[_Floats, NDArray[np.uint8]]:
     """Return the maps [8, 6] and choices [256] of the first random system that fills enough of its image."""
     for attempt in range(1_000_000):
         draws = draw_uniforms(make_random_keys(key, attempt, np.zeros(1, dtype=np.uint64)), 2 + 6 * _MAPS)[0]
@@ -161,7 +160,7 @@ def _draw_system(key: int) -> "tuple[_Floats, NDArray[np.uint8]]":
     raise AssertionError("no iterated function system found in a million tries")
 
 
-def _build_system(draws: Sequence[float]) -> "tuple[_Floats, NDArray[np.uint8]] | None":
+def _build_system(draws: Sequence[float]) -> tuple[_Floats, NDArray[np.uint8]] | None:
     """Build a system from 50 uniform random numbers; None if a map does not contract.
 
     With N maps, the matrices are scaled so that the sum of s1 + 2 s2 over their singular values s1 >= s2 is random
@@ -196,8 +195,8 @@ def _build_system(draws: Sequence[float]) -> "tuple[_Floats, NDArray[np.uint8]] 
 
 
 def _render_images(
-    maps: "_Floats", choices: "NDArray[np.uint8]", keys: "NDArray[np.uint64]", size: int, jitter: float = 0.0
-) -> "NDArray[np.uint8]":
+    maps: _Floats, choices: NDArray[np.uint8], keys: NDArray[np.uint64], size: int, jitter: float = 0.0
+) -> NDArray[np.uint8]:
     """Play the chaos game with 4 points per pixel, and return the images [B, size, size, 3].
 
     `maps` [B, 8, 6] are the maps of B images, `choices` [B, 256] the map for every random byte; jitter is 0..1.
@@ -230,8 +229,8 @@ def _render_images(
 
 
 def _locate_points(
-    across: "_Floats", down: "_Floats", size: int, draws: "_Floats", jitter: float
-) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
+    across: _Floats, down: _Floats, size: int, draws: _Floats, jitter: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Map points [B, ...] of B images to pixel columns and rows, centered in the smallest square around them.
 
     `jitter`, 0..1, is the strength of random changes of the square's rotation, size and position by `draws` [B, 4, 1].

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from hf_vit.data.files import walk
@@ -27,7 +28,6 @@ from hf_vit.repositories.stores import is_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from numpy.typing import NDArray
 
 _TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _KINDS = {**dict.fromkeys(("images", "image", "patterns"), "images"), **dict.fromkeys(("labels", "label"), "labels")}
@@ -166,7 +166,7 @@ def list_companions(path: Path) -> list[Path]:
     return [path, *(root.joinpath(*parts) for parts in files if parse_idx_name(parts[-1]) == other)]
 
 
-def read_idx(path: Path) -> "NDArray[Any]":
+def read_idx(path: Path) -> NDArray[Any]:
     """Return the array in an IDX file, plain or compressed; raise UserError if it is damaged."""
     refuse_pointer(path, f"the file {path.name}")
     try:
@@ -204,7 +204,7 @@ def _read_type(stream: "IO[bytes] | gzip.GzipFile", name: str) -> "tuple[np.dtyp
     return np.dtype(_TYPES[header[2]]), header[3]
 
 
-def read_idx_images(path: Path) -> "NDArray[np.uint8]":
+def read_idx_images(path: Path) -> NDArray[np.uint8]:
     """Return the images of an IDX file, upright, uint8 [images, H, W] (height, width)."""
     pixels = read_idx(path)
     if pixels.ndim != 3 or pixels.dtype != np.uint8 or not pixels.size:
@@ -217,7 +217,7 @@ def read_idx_images(path: Path) -> "NDArray[np.uint8]":
 
 
 @functools.lru_cache(maxsize=2)
-def _read_cached(path: Path, size: int, changed: int) -> "NDArray[np.uint8]":
+def _read_cached(path: Path, size: int, changed: int) -> NDArray[np.uint8]:
     return read_idx_images(path)
 
 
@@ -287,7 +287,7 @@ def _read_mapping(path: Path) -> Mapping[int, str]:
     return names
 
 
-def encode_pgm(pixels: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
+def encode_pgm(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return gray images [images, H, W] as PGM files of equal length, [images, bytes].
 
     This format stores pixels as they are, so the hash of an image is the same on every machine.
@@ -312,7 +312,7 @@ def store_images(contents: Sequence[Any], paths: Sequence[Any]) -> "Dataset":
     return datasets.Dataset(table)
 
 
-def _make_table(pixels: "NDArray[np.uint8]") -> "Dataset":
+def _make_table(pixels: NDArray[np.uint8]) -> "Dataset":
     """Return a table with the undecoded column "image" of gray images, without a copy of each in Python."""
     import pyarrow as pa
 

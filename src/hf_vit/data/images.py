@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps
 
 from hf_vit.data.annotations import Annotation
@@ -25,7 +26,6 @@ from hf_vit.repositories.stores import StoreError, is_store_url, read_bytes, to_
 if TYPE_CHECKING:
     import torch
     from datasets import Dataset
-    from numpy.typing import NDArray
 
 # Modes that Pillow converts exactly: bilevel, 8-bit gray, palette, CMYK, YCbCr, HSV, padded RGB.
 _CONVERTED_BY_PILLOW = ("1", "L", "P", "CMYK", "YCbCr", "HSV", "RGBX")
@@ -108,7 +108,7 @@ def _invert_from_white(values: Any, tags: Mapping[int, Any], full: int) -> Any:
     return full - values if tags.get(_PHOTOMETRIC) == 0 else values
 
 
-def _to_gray(values: "NDArray[np.generic]") -> Image.Image:
+def _to_gray(values: NDArray[np.generic]) -> Image.Image:
     return Image.fromarray(values.astype(np.uint8)).convert("RGB")
 
 
@@ -162,6 +162,15 @@ def _decode(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) 
 
 def _stores_16_bits(picture: ImageFile.ImageFile) -> bool:
     return any(";16" in str(tile.args) for tile in picture.tile)
+
+
+def undecode_images(table: Any) -> Any:
+    """Return a table with undecoded images {"bytes", "path"}, for `decode_image`; streams and lists are unchanged."""
+    import datasets
+
+    if not isinstance(table, datasets.Dataset) or not isinstance(table.features.get("image"), datasets.Image):
+        return table
+    return table.cast_column("image", datasets.Image(decode=False))
 
 
 def _read_content(stored_image: Mapping[str, Any]) -> bytes:
@@ -361,9 +370,7 @@ def scan_images(
         recall: returns an earlier scan of a stored image, given its row, itself, its default name and the bytes of an
             image that is kept, or None.
     """
-    import datasets
-
-    undecoded_table = table.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
+    undecoded_table = undecode_images(table.select_columns(["image"]))
     total = len(undecoded_table)
     scans: list[ImageScan] = []
     used = 0

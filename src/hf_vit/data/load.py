@@ -22,7 +22,7 @@ from hf_vit.data.fingerprints import (
 )
 from hf_vit.data.fractals import Fractals
 from hf_vit.data.image_data import ImageData, get_tables, make_streams
-from hf_vit.data.images import ImageScan, ScanDepth, keep_good, note_dark_images, scan_images, shorten_path
+from hf_vit.data.images import ImageScan, keep_good, note_dark_images, scan_images, shorten_path, undecode_images
 from hf_vit.data.labels import LabelMap, flatten_labels, is_multi_label, is_unlabeled, list_column, note_similar_names
 from hf_vit.data.reading import (
     Columns,
@@ -344,7 +344,7 @@ def _scan_splits(
         annotate = partial(tables.annotate, split) if tables.target != "label" else None
         memory = ScanMemory(source, split, options.image_column, decode=options.check)
         memories.append(memory)
-        depth: ScanDepth = "hash" if split in hashed else "pixels" if options.check else "header"
+        depth = "hash" if split in hashed else "pixels" if options.check else "header"
         scans[split] = scan_images(table, split, annotate, depth=depth, kept_bytes=kept_bytes, recall=memory.recall)
         if split not in hashed:
             memory.store(scans[split])
@@ -452,13 +452,10 @@ def _set_splits(data: ImageData, splits: "dict[str, Dataset]", missing: Sequence
 
 def _shuffle_streams(data: ImageData, skip_bad_images: bool) -> ImageData:
     """Replace the tables of `data` by streams of undecoded images, shuffled once as tables are sorted by class."""
-    import datasets
-
     data.sizes = {split: len(table) for split, table in get_tables(data).items()}
     streams: dict[str, IterableDataset] = {}
     for split, table in get_tables(data).items():
-        undecoded_table = table.cast_column("image", datasets.Image(decode=False)).shuffle(seed=0)
-        streams[split] = undecoded_table.to_iterable_dataset(num_shards=min(_SHARDS, len(table)))
+        streams[split] = undecode_images(table).shuffle(seed=0).to_iterable_dataset(num_shards=min(_SHARDS, len(table)))
     return _set_readers(data, streams, skip_bad_images)
 
 

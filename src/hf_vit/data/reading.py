@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hf_vit.data.files import FileNames, refuse_text
 from hf_vit.data.idx import read_idx_split, store_images
@@ -33,7 +34,6 @@ from hf_vit.repositories.stores import is_store_url, read_sizes
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
-    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 _IMAGE_NAMES = ("image", "img", "picture")
@@ -817,7 +817,7 @@ def _encode_pixels(
     return {column: images}
 
 
-def _refuse_pixels(pixels: "NDArray[Any]", location: str, low: int, high: int) -> NoReturn:
+def _refuse_pixels(pixels: NDArray[Any], location: str, low: int, high: int) -> NoReturn:
     """Raise UserError for an array that is no image; for flat lists with a square shape that would fit."""
     shape = "x".join(map(str, pixels.shape)) or "different lengths"
     values = f" with numbers from {low:,} to {high:,}" if pixels.dtype.kind in "uif" else f" ({pixels.dtype})"
@@ -833,7 +833,7 @@ def _refuse_pixels(pixels: "NDArray[Any]", location: str, low: int, high: int) -
     )
 
 
-def _arrange_pixels(numbers: object) -> "NDArray[Any]":
+def _arrange_pixels(numbers: object) -> NDArray[Any]:
     """Return nested lists as an array [H, W, C], or [H, W] for one channel; an empty shape for unequal rows."""
     try:
         pixels = np.array(numbers)

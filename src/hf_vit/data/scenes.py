@@ -15,9 +15,10 @@ import hashlib
 import io
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from hf_vit.data.annotations import Annotation, Target, find_tight_box, summarize_mask, summarize_objects
@@ -28,11 +29,7 @@ from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import ImageScan
 from hf_vit.errors import UserError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    _Floats = NDArray[np.float64]
-
+_Floats = NDArray[np.float64]
 SHAPES: tuple[str, ...] = ("disc", "square", "triangle", "cross", "ring")
 # Scenes of validation and of test.
 HELD_OUT = 200
@@ -58,17 +55,17 @@ class Scene:
         shapes: index into `SHAPES` of every shape.
     """
 
-    image: "NDArray[np.uint8]"
-    instances: "NDArray[np.uint8]"
+    image: NDArray[np.uint8]
+    instances: NDArray[np.uint8]
     shapes: list[int]
 
     @property
-    def classes(self) -> "NDArray[np.uint8]":
+    def classes(self) -> NDArray[np.uint8]:
         """[H, W] class numbers of the segmentation: 0 for the background, else 1 + index into `SHAPES`."""
         return np.asarray([0, *(shape + 1 for shape in self.shapes)], dtype=np.uint8)[self.instances]
 
     @property
-    def masks(self) -> "list[NDArray[np.bool_]]":
+    def masks(self) -> list[NDArray[np.bool_]]:
         """[H, W] mask of the visible part of every shape."""
         return [self.instances == number for number in range(1, 1 + len(self.shapes))]
 
@@ -170,7 +167,7 @@ def _make_mask_row(scene: Scene) -> "tuple[dict[str, Any], Annotation]":
 def _make_object_row(scene: Scene) -> "tuple[dict[str, Any], Annotation]":
     """Return the column "objects" of a scene, and the summary of the objects."""
 
-    def encode_file(mask: "NDArray[np.bool_]") -> dict[str, Any]:
+    def encode_file(mask: NDArray[np.bool_]) -> dict[str, Any]:
         file = io.BytesIO()
         Image.fromarray(mask).save(file, "PPM")
         return {"bytes": file.getvalue(), "path": None}
@@ -186,13 +183,13 @@ def _make_object_row(scene: Scene) -> "tuple[dict[str, Any], Annotation]":
     return {"objects": objects}, annotation
 
 
-def _compute_pixel_centers(size: int) -> "tuple[_Floats, _Floats]":
+def _compute_pixel_centers(size: int) -> tuple[_Floats, _Floats]:
     """Return the horizontal and vertical position of every pixel center, [H, W] each, from 0 to 1."""
     middles = (np.arange(size) + 0.5) / size
     return np.broadcast_to(middles[None, :], (size, size)), np.broadcast_to(middles[:, None], (size, size))
 
 
-def _rotate(x: "_Floats", y: "_Floats", turn: float) -> "tuple[_Floats, _Floats]":
+def _rotate(x: _Floats, y: _Floats, turn: float) -> tuple[_Floats, _Floats]:
     """Rotate coordinates by `turn` quarter circles, 0 to 4.
 
     Cosine and sine of the fraction are rational points of the circle, because the sine function is not the same on
@@ -205,9 +202,7 @@ def _rotate(x: "_Floats", y: "_Floats", turn: float) -> "tuple[_Floats, _Floats]
     return cosine * x + sine * y, cosine * y - sine * x
 
 
-def _place_shape(
-    name: str, draws: list[float], size: int, clutter: int
-) -> "tuple[NDArray[np.bool_], _Floats, _Floats]":
+def _place_shape(name: str, draws: list[float], size: int, clutter: int) -> tuple[NDArray[np.bool_], _Floats, _Floats]:
     """Return the mask of a shape, and coordinates of every pixel across and down the shape, [H, W] each.
 
     They are counted from the shape's center in units of its radius. Of the shape's random numbers, 1 sets the radius, 2
@@ -234,7 +229,7 @@ def _place_shape(
     return (down <= 0.6) & (math.sqrt(3) * abs(across) - down <= 1.2), across, down
 
 
-def _color_shape(draws: list[float], across: "_Floats", down: "_Floats", clutter: int) -> "NDArray[np.uint8]":
+def _color_shape(draws: list[float], across: _Floats, down: _Floats, clutter: int) -> NDArray[np.uint8]:
     """Return the colors of a shape, [H, W, 3]: one color or, with clutter, stripes or checks of two."""
     pattern = int(draws[5] * 4) * clutter  # 0 and 1 are one color, 2 stripes and 3 checks
     period = 0.3 + 0.5 * draws[6]
@@ -244,13 +239,13 @@ def _color_shape(draws: list[float], across: "_Floats", down: "_Floats", clutter
     return _paint({2: stripes % 2, 3: checks % 2}.get(pattern, one_color), draws[7:13])
 
 
-def _paint(color_indices: "NDArray[np.int64]", draws: list[float]) -> "NDArray[np.uint8]":
+def _paint(color_indices: NDArray[np.int64], draws: list[float]) -> NDArray[np.uint8]:
     """Return [H, W, 3] with one of two colors for every index, 0 or 1; `draws` are the six values of the colors."""
     first, second = np.asarray([int(256 * draw) for draw in draws]).reshape(2, 3)
     return np.where(color_indices[..., None] == 1, second, first).astype(np.uint8)
 
 
-def _draw_background(split: str, draws: list[float], size: int) -> "NDArray[np.uint8]":
+def _draw_background(split: str, draws: list[float], size: int) -> NDArray[np.uint8]:
     """Return a background, [H, W, 3]: a crop of a photograph (70%), stripes (15%) or a clouded texture (15%)."""
     kind = draws[1]  # number 0 sets how many shapes there are
     if kind < 0.7:
@@ -266,7 +261,7 @@ def _draw_background(split: str, draws: list[float], size: int) -> "NDArray[np.u
     return np.stack([red, green, blue], axis=-1)
 
 
-def _crop_photograph(split: str, draws: list[float], size: int) -> "NDArray[np.uint8]":
+def _crop_photograph(split: str, draws: list[float], size: int) -> NDArray[np.uint8]:
     """Return a random square of a random tile, [H, W, 3], with 50% to 100% of its shorter side."""
     choice, share, across, down = draws
     tiles = _load_tiles(split)

@@ -7,15 +7,12 @@ a stream can skip an image without decoding it.
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hf_vit.data.labels import list_classes
 from hf_vit.errors import UserError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SPLITS = ("train", "validation", "test")
 # The range of hashes that a missing split gets; training gets all other hashes.
@@ -63,7 +60,7 @@ def cut_rows(
     missing: Sequence[str],
     *,
     seed: int,
-) -> "tuple[dict[str, NDArray[np.int64]], list[str]]":
+) -> tuple[dict[str, NDArray[np.int64]], list[str]]:
     """Cut the missing splits from "train" by content, see `assign_split`.
 
     Images of equal content stay in one split. If a class would have no training image, one is moved to "train"; if a

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from hf_vit.data.annotations import IGNORED, Target
@@ -17,7 +18,6 @@ from hf_vit.data.images import decode_image, map_in_threads, view_pixels
 from hf_vit.errors import UserError, get_first_line
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torchvision.transforms.v2 import InterpolationMode
     from transformers import BaseImageProcessor, BatchFeature, PreTrainedConfig, ViTImageProcessor
 
@@ -55,7 +55,7 @@ class _FixedTransform:
 
     mixable = False
 
-    def finish(self, prepared: Sequence[Any], indices: "NDArray[np.uint64]") -> Sequence[Any]:
+    def finish(self, prepared: Sequence[Any], indices: NDArray[np.uint64]) -> Sequence[Any]:
         """Return the prepared images unchanged."""
         return prepared
 
@@ -85,7 +85,7 @@ class _RandomTransform:
         else:  # the workers share that memory, and the copies of repeated augmentation have an epoch each
             self._epoch = torch.tensor(epoch)
 
-    def _draw_keys(self, indices: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
+    def _draw_keys(self, indices: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return a random key for every image: of (seed, epoch, image), or of torch's generator without an epoch."""
         epoch = int(self._epoch)
         if epoch < 0:
@@ -183,11 +183,11 @@ class TrainTransform(_RandomTransform):
         resized = self.processor(images=rgb, do_rescale=False, do_normalize=False, return_tensors="pt")
         return list(resized["pixel_values"])
 
-    def finish(self, prepared: Sequence[torch.Tensor], indices: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
+    def finish(self, prepared: Sequence[torch.Tensor], indices: NDArray[np.uint64]) -> Sequence[torch.Tensor]:
         """Augment and scale images to float32 [3, H, W]; `indices` identify the images in the random keys."""
         return self._vary(prepared, self._draw_keys(indices))
 
-    def _vary(self, prepared: Sequence[torch.Tensor], keys: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
+    def _vary(self, prepared: Sequence[torch.Tensor], keys: NDArray[np.uint64]) -> Sequence[torch.Tensor]:
         """Augment and scale images with these random keys."""
         pixels = self._augment(prepared, keys)
         if self._distort is not None:
@@ -251,7 +251,7 @@ class OwnShapeTrainTransform(TrainTransform):
         rgb = map_in_threads(decode_image, images)
         return [self._fill(image) if self._scale is None else _to_tensor(image) for image in rgb]
 
-    def _vary(self, prepared: Sequence[torch.Tensor], keys: "NDArray[np.uint64]") -> Sequence[torch.Tensor]:
+    def _vary(self, prepared: Sequence[torch.Tensor], keys: NDArray[np.uint64]) -> Sequence[torch.Tensor]:
         """Augment and scale images, each in its own size."""
         images = prepared if self._scale is None else self._crop.transform_all(prepared, keys)
         vary = super()._vary
@@ -562,7 +562,7 @@ class DenseTrainTransform(_RandomTransform):
             for values, image, objects in zip(pixels, images, rows["objects"], strict=True)
         ]
 
-    def finish(self, prepared: Sequence[Example], indices: "NDArray[np.uint64]") -> list[Example]:
+    def finish(self, prepared: Sequence[Example], indices: NDArray[np.uint64]) -> list[Example]:
         """Augment and scale examples; `indices` identify the images in the random keys."""
         keys = self._draw_keys(indices).tolist()
         return [self._augment_example(example, key) for example, key in zip(prepared, keys, strict=True)]

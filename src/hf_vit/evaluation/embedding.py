@@ -35,7 +35,6 @@ from hf_vit.evaluation.reading import (
     find_largest,
     read_and_prepare,
     refuse_output_in,
-    undecode_images,
 )
 from hf_vit.evaluation.runners import keep_sizes, open_runner
 from hf_vit.families import refuse_regression
@@ -413,7 +412,7 @@ class Job:
             for index, row in enumerate(reader.apply(stream.shard(num_shards=part.total, index=part.number))):
                 yield index, None, self._label(row["label"]), row["image"]
             return
-        from hf_vit.data.images import shorten_path
+        from hf_vit.data.images import shorten_path, undecode_images
 
         table = undecode_images(self.splits[part.split])
         first = part.number * self.settings.rows_per_file

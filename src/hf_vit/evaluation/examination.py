@@ -14,6 +14,7 @@ from transformers import BatchFeature
 
 from hf_vit.data import ImageData
 from hf_vit.data.fingerprints import hash_file, refuse_changed, shorten_digests
+from hf_vit.data.images import undecode_images
 from hf_vit.data.labels import list_column
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.frame import make_thumbnail
@@ -27,7 +28,6 @@ from hf_vit.evaluation.reading import (
     explain_model_errors,
     iterate_batches,
     show_progress,
-    undecode_images,
 )
 from hf_vit.loading.model import LoadedModel, match_labels
 from hf_vit.loading.outputs import PRE_LOGITS, FeatureChoice, compute_depth_features

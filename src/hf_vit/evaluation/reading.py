@@ -58,15 +58,6 @@ class NamedModel:
         return loaded
 
 
-def undecode_images(table: Any) -> Any:
-    """Return a table with undecoded images {"bytes", "path"}, for `decode_image`; streams and lists are unchanged."""
-    import datasets
-
-    if not isinstance(table, datasets.Dataset) or not isinstance(table.features.get("image"), datasets.Image):
-        return table
-    return table.cast_column("image", datasets.Image(decode=False))
-
-
 @dataclass(frozen=True)
 class Collate:
     """Collate rows of a data set to pixel values [B, C, H, W] (batch, channels, height, width), labels [B] and images.
