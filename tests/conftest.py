@@ -8,7 +8,6 @@ import random
 import re
 import tempfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -102,7 +101,7 @@ def _quick_reports() -> Iterator[None]:
         )
         if of_figures or not isinstance(file, io.BytesIO):
             return savefig(figure, file, **options)
-        marks = [Counter(type(artist).__name__ for artist in axes.get_children()) for axes in figure.axes]
+        marks = [sorted({type(artist).__name__ for artist in axes.get_children()}) for axes in figure.axes]
         kind = f"{options} {figure.get_size_inches()} {marks}"
         if kind not in pictures:
             savefig(figure, file, **options)
