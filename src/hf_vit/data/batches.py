@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hf_vit.data.augmentation import seeded
 from hf_vit.data.image_data import ImageData
-from hf_vit.data.images import ImageScan, undecode_images
+from hf_vit.data.images import ImageScan, undecode_images, view_pixels
 from hf_vit.data.labels import list_column
 from hf_vit.data.transforms import (
     DenseEvalTransform,
@@ -132,9 +132,10 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
         if self._scans is not None:
+            scans = [self._scans[index] for index in indices]
             if self._decodes_only:
-                return [self._scans[index].stored_pixels() for index in indices]
-            return self.transform.prepare([self._scans[index].stored_image() for index in indices])
+                return [view_pixels(scan.pixels or b"", scan.height, scan.width) for scan in scans]
+            return self.transform.prepare([scan.stored_image() for scan in scans])
         return self.transform.prepare(self._rows[list(indices)]["image"])
 
     def _examples(self, finished: Sequence[Any], indices: Sequence[int]) -> list[Example]:

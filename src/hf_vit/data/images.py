@@ -264,10 +264,6 @@ class ImageScan:
         """Return the image if its pixels were kept."""
         return None if self.pixels is None else Image.frombuffer("RGB", (self.width, self.height), self.pixels)
 
-    def stored_pixels(self) -> "torch.Tensor":
-        """Return the kept pixels, see `view_pixels`."""
-        return view_pixels(self.pixels or b"", self.height, self.width)
-
     def find_problem(self, min_size: tuple[int, int]) -> str | None:
         """Return the problem, which may be a size below `min_size` (height, width) px; None for a good image."""
         if self.problem is None and (self.height < min_size[0] or self.width < min_size[1]):

@@ -30,7 +30,6 @@ class ClassMask(Image):
     _type: str = field(default="ClassMask", init=False, repr=False)
 
     def decode_example(self, value: Any, token_per_repo_id: Any = None) -> Pillow.Image:
-        """Decode a mask to a Pillow image of class numbers."""
         if isinstance(value, dict) and value["bytes"] is None:  # `datasets` would leave a truncated file open
             value = {"bytes": Path(value["path"]).read_bytes(), "path": None}
         mask = super().decode_example(value, token_per_repo_id)

@@ -36,7 +36,6 @@ class Tiles:
     margin: int = 0
 
     def __post_init__(self) -> None:
-        """Raise a UserError for sizes, an overlap or a margin that are out of range."""
         overlap, margin = self.overlap, self.margin
         if min(*self.image_size, *self.tile_size) < 1:
             sizes = f"{self.tile_size} px in an image of {self.image_size} px"

@@ -215,7 +215,6 @@ class OwnShapeEvalTransform(EvalTransform):
         self.patch = patch
 
     def prepare(self, images: Sequence[Any]) -> list[torch.Tensor]:
-        """Return [3, H, W] float32 for every image."""
         processor: Any = self.processor
         return [
             fill_patches(image, processor, self.patch, processor.max_num_patches)
