@@ -34,14 +34,11 @@ WITHOUT_EFFECT = frozenset(
         *("_out_features", "_out_indices", "prediction_target", "predict_next_patch", "image_mean", "image_std"),
     )
 )
-ANY: tuple[Any, ...] = ()
+_ANY: tuple[Any, ...] = ()
 # Settings that follow from the weights' shapes, or that are the same in all libraries.
-SIZES: Mapping[str, Sequence[Any]] = dict.fromkeys(
-    (
-        *("image_size", "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads"),
-        *("intermediate_size", "position_interpolation"),
-    ),
-    ANY,
+_SIZES = (
+    *("image_size", "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("intermediate_size", "position_interpolation"),
 )
 # As in `verification`; 1e-5 for models that are not listed.
 TOLERANCE = {"hf_hybrid_vit": 6e-5, "hf_bit": 6e-5, **{head.model_type: 1e-4 for head in DENSE_HEADS.values()}}
@@ -150,13 +147,25 @@ class OutgoingModel:
         return join_outputs([output[name] for name in self.compared_outputs])
 
 
+# What AIMv2 supports in all libraries.
+AIMV2_FIELDS: Mapping[str, Sequence[Any]] = {
+    **{"norm_type": ("rmsnorm",), "norm_on_patches": (True,), "mlp_type": ("swiglu",), "pooling": ("gap",)},
+    **dict.fromkeys(("qkv_bias", "projection_bias", "mlp_bias"), (False,)),
+}
+
+
+def express(*any_value: str, **values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    """Return what a target supports, for `Part`: sizes and other fields with any value, and fields with few values."""
+    return {**dict.fromkeys((*_SIZES, *any_value), _ANY), **values}
+
+
 @dataclass(frozen=True)
 class Part:
     """What a target does with the models of some configs: a key table, read backwards, and what it can express."""
 
     title: str  # name in messages
     table: Origin
-    # Field of the config -> values that are supported; for fields that are not listed, only the default.
+    # Field of the config -> values that are supported, see `express`; for fields that are not listed, only the default.
     expresses: Mapping[str, Sequence[Any]]
     # (config, whether there is a head) -> setting in words -> whether the model has it, and the target does not
     objections: Callable[[Any, bool], Mapping[str, object]]
@@ -404,7 +413,7 @@ def _find_unsupported_fields(part: Part, config: Any) -> list[str]:
     unsupported_fields: list[str] = []
     for name, value in _select_relevant_fields(config).items():
         allowed = part.expresses.get(name, (defaults[name],))
-        if allowed is not ANY and value not in allowed:
+        if allowed is not _ANY and value not in allowed:
             choice = f" (only {' or '.join(map(repr, allowed))})" if name in part.expresses else ""
             unsupported_fields.append(f"{name}={value!r}{choice}")
     return unsupported_fields

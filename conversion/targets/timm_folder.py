@@ -16,7 +16,7 @@ from hf_vit.conversion.origins import aim, timm_eva
 from hf_vit.conversion.origins import timm as timm_tables
 from hf_vit.conversion.origins.beside import RESAMPLE
 from hf_vit.conversion.targets.graphs.preprocessing import scale_of
-from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target, measure_difference
+from hf_vit.conversion.targets.target import AIMV2_FIELDS, OutgoingModel, Part, Target, express, measure_difference
 from hf_vit.errors import UserError
 
 # Architectures by eps and type of MLP, which arguments cannot change; arguments set everything else, heads too.
@@ -41,18 +41,11 @@ _POOLINGS = {ours: name for name, ours in timm_tables.POOLINGS.items()} | {"map_
 EVAS = {1e-6: "eva_giant_patch14_224", 1e-5: "vit_base_patch16_dinov3"}
 _PACKED = {".mlp.w12.": ".mlp.fc1.", ".mlp.w3.": ".mlp.fc2."}  # the tables' names -> timm's
 
-_EXPRESSED = {
-    **SIZES,
-    "hidden_act": tuple(_ACTIVATIONS),
-    "pooling": tuple(_POOLINGS),
-    **dict.fromkeys(("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value"), ANY),
-    **dict.fromkeys(("use_distillation_token", "use_distillation_head", "stem_patch_size"), ANY),
-    **dict.fromkeys(("num_register_tokens", "norm_before_layers", "norm_after_pooling", "mlp_type", "norm_type"), ANY),
-    "layer_norm_eps": (1e-6, 1e-5),
-    "stage_depths": tuple(HYBRIDS),
-    "stem_width": (STEM_WIDTH,),
-    **{name: (value,) for name, value in timm_tables.STEM_CONSTANTS.items()},
-}
+# Fields that arguments of both classes set.
+_ANY_VALUE = (
+    *("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value", "num_register_tokens"),
+    *("norm_before_layers", "norm_after_pooling", "mlp_type"),
+)
 
 
 @dataclass(frozen=True)
@@ -165,26 +158,34 @@ def _make_eva_arguments(config: Any) -> dict[str, Any]:
     }
 
 
-_ANY_FIELDS = (
-    *("qkv_bias", "use_class_token", "position_on_class_token", "layer_scale_init_value", "num_register_tokens"),
-    *("norm_before_layers", "norm_after_pooling", "mlp_type"),
-)
 VIT = Kind(
-    "timm's VisionTransformer", timm_tables.VIT, _EXPRESSED, _find_vit_objections, _find_vit_name, _make_vit_arguments
+    "timm's VisionTransformer",
+    timm_tables.VIT,
+    express(
+        *(*_ANY_VALUE, "norm_type", "use_distillation_token", "use_distillation_head", "stem_patch_size"),
+        hidden_act=tuple(_ACTIVATIONS),
+        pooling=tuple(_POOLINGS),
+        layer_norm_eps=(1e-6, 1e-5),
+        stage_depths=tuple(HYBRIDS),
+        stem_width=(STEM_WIDTH,),
+        **{name: (value,) for name, value in timm_tables.STEM_CONSTANTS.items()},
+    ),
+    _find_vit_objections,
+    _find_vit_name,
+    _make_vit_arguments,
 )
 HYBRID = replace(VIT, table=timm_tables.HYBRID)
 EVA = Kind(
     "timm's Eva",
     timm_eva.EVA,
-    {
-        **SIZES,
-        **dict.fromkeys((*_ANY_FIELDS, *(setting for setting, _ in timm_eva.ARGUMENTS.values())), ANY),
-        **dict.fromkeys(("hidden_act", "key_bias", "norm_in_attention", "norm_in_mlp", "rotary_coordinates"), ANY),
-        **dict.fromkeys(("pooling_intermediate_size", "rotary_embedding"), ANY),
-        "position_embedding": ("learned", "none"),
-        "pooling": tuple(_POOLINGS),
-        "layer_norm_eps": tuple(EVAS),
-    },
+    express(
+        *(*_ANY_VALUE, *(setting for setting, _ in timm_eva.ARGUMENTS.values())),
+        *("rotary_embedding", "rotary_coordinates"),
+        *("hidden_act", "key_bias", "norm_in_attention", "norm_in_mlp", "pooling_intermediate_size"),
+        position_embedding=("learned", "none"),
+        pooling=tuple(_POOLINGS),
+        layer_norm_eps=tuple(EVAS),
+    ),
     _find_eva_objections,
     lambda config: EVAS[config.layer_norm_eps],
     _make_eva_arguments,
@@ -193,10 +194,7 @@ EVA = Kind(
 AIMV2 = Kind(
     "timm's AIMv2",
     aim.TIMM_AIMV2,
-    dict(SIZES)
-    | {"norm_type": ("rmsnorm",), "norm_on_patches": (True,), "mlp_type": ("swiglu",), "layer_norm_eps": (1e-5,)}
-    | dict.fromkeys(("qkv_bias", "projection_bias", "mlp_bias"), (False,))
-    | {"pooling": ("gap",), "hidden_act": ANY},
+    express("hidden_act", layer_norm_eps=(1e-5,), **AIMV2_FIELDS),
     lambda config, has_head: {},
     lambda config: "aimv2_large_patch14_224",
     lambda config: {"mlp_ratio": _compute_ratio(config.intermediate_size, config.hidden_size)},

@@ -4,7 +4,7 @@ The class follows from the model's settings, so that a model that came from one 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from typing import Any, final
 
@@ -14,18 +14,22 @@ from transformers.modeling_utils import PreTrainedModel
 
 from hf_vit.conversion.origins import clip
 from hf_vit.conversion.origins import transformers as tables
+from hf_vit.conversion.origins.beside import FIELD_NAMES
 from hf_vit.conversion.origins.origin import dense, format_size
 from hf_vit.conversion.planning import HEADS
-from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target, has_head, measure_difference
+from hf_vit.conversion.targets.target import (
+    AIMV2_FIELDS,
+    OutgoingModel,
+    Part,
+    Target,
+    express,
+    has_head,
+    measure_difference,
+)
 from hf_vit.errors import UserError
 
 _HEADS = (*HEADS, "visual_projection.")  # keys outside of the bare model
-_COPIED = (
-    *("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act", "layer_norm_eps"),
-    "initializer_range",
-)
-_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "qkv_bias")
-_ANY_CONSTANTS = {**SIZES, **dict.fromkeys(("hidden_act", "layer_norm_eps"), ANY)}
+_CONSTANTS = ("hidden_act", "layer_norm_eps")
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class Kind(Part):
     """A group of transformers' classes, and what they can express."""
 
     class_name: Callable[[Any, bool], str]  # (config, whether there is a head) -> name of the class
-    fields: Callable[[Any], dict[str, Any]]  # config -> fields of transformers' config that not all classes have
+    # config -> fields of transformers' config that `FIELD_NAMES` does not have, or that have other values
+    fields: Callable[[Any], dict[str, Any]]
 
 
 def _choose_vit_class(config: Any, has_head: bool) -> str:
@@ -44,30 +49,20 @@ def _choose_vit_class(config: Any, has_head: bool) -> str:
     return f"DeiTForImageClassification{teacher}" if has_head else "DeiTModel"
 
 
-def _make_vit_fields(config: Any) -> dict[str, Any]:
-    """Return the fields of a ViT's config that not all classes have."""
-    pooler = {"pooler_output_size": config.representation_size or config.hidden_size, "pooler_act": "tanh"}
-    return {name: getattr(config, name) for name in ("intermediate_size", *_DROPOUT)} | pooler
-
-
 VIT = Kind(
     "transformers' ViT and DeiT",
     tables.DEIT,  # has ViT's rules and those of the distillation token
-    _ANY_CONSTANTS
-    | dict.fromkeys(("qkv_bias", "representation_size", "use_distillation_token", "use_distillation_head"), ANY),
+    express(*_CONSTANTS, "qkv_bias", "representation_size", "use_distillation_token", "use_distillation_head"),
     lambda config, has_head: {
         f"representation_size={config.representation_size} before a classifier": has_head
         and config.representation_size is not None
     },
     _choose_vit_class,
-    _make_vit_fields,
+    lambda config: {
+        "pooler_output_size": config.representation_size or config.hidden_size,
+        "pooler_act": "tanh",
+    },
 )
-
-
-def _make_tower_fields(config: Any) -> dict[str, Any]:
-    """Return the fields of a tower's config that not all classes have."""
-    dropout = config.attention_probs_dropout_prob
-    return {"intermediate_size": config.intermediate_size, "attention_dropout": dropout}
 
 
 def _get_sizes(config: Any) -> dict[str, tuple[int, int]]:
@@ -95,18 +90,18 @@ def _list_tower_objections(config: Any, has_head: bool) -> Mapping[str, object]:
 CLIP = Kind(
     "transformers' CLIP",
     clip.CLIP,
-    _ANY_CONSTANTS | {"norm_before_layers": (True,), "norm_after_pooling": (True, False)},
+    express(*_CONSTANTS, norm_before_layers=(True,), norm_after_pooling=(True, False)),
     _list_tower_objections,
     lambda config, has_head: "CLIPVisionModel" + ("WithProjection" if has_head else ""),
-    lambda config: _make_tower_fields(config) | {"projection_dim": config.num_labels},
+    lambda config: {"projection_dim": config.num_labels},
 )
 SIGLIP = Kind(
     "transformers' SigLIP",
     clip.SIGLIP,
-    _ANY_CONSTANTS | {"pooling": ("map", "gap")},
+    express(*_CONSTANTS, pooling=("map", "gap")),
     _list_tower_objections,
     lambda config, has_head: "SiglipForImageClassification" if has_head else "SiglipVisionModel",
-    lambda config: _make_tower_fields(config) | {"vision_use_head": config.pooling == "map"},
+    lambda config: {"vision_use_head": config.pooling == "map"},
 )
 SIGLIP2 = Kind(
     "transformers' SigLIP 2",
@@ -133,14 +128,11 @@ def compute_mlp_ratio(config: Any) -> int | None:
 
 
 def _make_dinov2_fields(config: Any) -> dict[str, Any]:
-    """Return the fields of DINOv2's config that not all classes have."""
-    registers = config.num_register_tokens
-    return {name: getattr(config, name) for name in _DROPOUT} | {
+    """Return the fields of DINOv2's config that only it has."""
+    return {
         "mlp_ratio": compute_mlp_ratio(config),
         "use_swiglu_ffn": config.mlp_type == "swiglu",
-        "layerscale_value": config.layer_scale_init_value,
-        "drop_path_rate": config.drop_path_rate,
-        **({"num_register_tokens": registers} if registers else {"use_mask_token": False}),
+        **({} if config.num_register_tokens else {"use_mask_token": False}),
     }
 
 
@@ -155,9 +147,11 @@ def _find_dinov2_objections(config: Any, has_head: bool) -> Mapping[str, object]
 DINOV2 = Kind(
     "transformers' DINOv2",
     replace(tables.DINOV2, rules=(*tables.DINOV2.rules[:-2], *dense("classifier", "LR", part="head"))),
-    _ANY_CONSTANTS
-    | dict.fromkeys(("qkv_bias", "layer_scale_init_value", "num_register_tokens", "mlp_type"), ANY)
-    | {"pooling": ("token", "gap", "token_and_gap"), "use_class_token": (None, True)},
+    express(
+        *(*_CONSTANTS, "qkv_bias", "layer_scale_init_value", "num_register_tokens", "mlp_type"),
+        pooling=("token", "gap", "token_and_gap"),
+        use_class_token=(None, True),
+    ),
     _find_dinov2_objections,
     lambda config, has_head: (
         "Dinov2"
@@ -169,14 +163,9 @@ DINOV2 = Kind(
 
 
 def _make_dinov3_fields(config: Any) -> dict[str, Any]:
-    """Return the fields of DINOv3's config; its SwiGLU has its activation in `hidden_act`."""
+    """Return the fields of DINOv3's config that only it has; its SwiGLU has its activation in `hidden_act`."""
     is_gated = config.mlp_type == "swiglu"
     return {
-        "intermediate_size": config.intermediate_size,
-        "attention_dropout": config.attention_probs_dropout_prob,
-        "drop_path_rate": config.drop_path_rate,
-        "layerscale_value": config.layer_scale_init_value,
-        "num_register_tokens": config.num_register_tokens,
         "use_gated_mlp": is_gated,
         **({"hidden_act": "silu"} if is_gated else {}),
         **dict.fromkeys(("query_bias", "value_bias"), config.qkv_bias),
@@ -193,21 +182,15 @@ def _make_dinov3_fields(config: Any) -> dict[str, Any]:
 DINOV3 = Kind(
     "transformers' DINOv3",
     tables.DINOV3,
-    _ANY_CONSTANTS
-    | dict.fromkeys(
-        (
-            *("qkv_bias", "key_bias", "projection_bias", "mlp_bias", "layer_scale_init_value", "num_register_tokens"),
-            *("mlp_type", "rotary_base", "rotary_shift", "rotary_jitter", "rotary_rescale"),
-        ),
-        ANY,
-    )
-    | {
-        "position_embedding": ("none",),
-        "rotary_embedding": ("axial",),
-        "rotary_coordinates": ("centered",),
-        "rotary_pairing": ("halves",),
-        "use_class_token": (None, True),
-    },
+    express(
+        *(*_CONSTANTS, "qkv_bias", "key_bias", "projection_bias", "mlp_bias", "layer_scale_init_value", "mlp_type"),
+        *("num_register_tokens", "rotary_base", "rotary_shift", "rotary_jitter", "rotary_rescale"),
+        position_embedding=("none",),
+        rotary_embedding=("axial",),
+        rotary_coordinates=("centered",),
+        rotary_pairing=("halves",),
+        use_class_token=(None, True),
+    ),
     lambda config, has_head: {
         "a classifier (it has none for DINOv3)": has_head,
         "layer_scale_init_value=None": config.layer_scale_init_value is None,
@@ -218,17 +201,13 @@ DINOV3 = Kind(
 AIMV2 = Kind(
     "transformers' AIMv2",
     tables.AIMV2,
-    _ANY_CONSTANTS
-    | {"norm_type": ("rmsnorm",), "norm_on_patches": (True,), "mlp_type": ("swiglu",), "pooling": ("gap",)}
-    | dict.fromkeys(("qkv_bias", "projection_bias", "mlp_bias"), (False,))
-    | {"position_embedding": ("learned", "sincos_2d_mae")},
+    express(*_CONSTANTS, position_embedding=("learned", "sincos_2d_mae"), **AIMV2_FIELDS),
     lambda config, has_head: {"a classifier (it has none for AIMv2)": has_head} | _list_unequal_sides(config),
     lambda config, has_head: "Aimv2VisionModel",
-    lambda config: (
-        _make_tower_fields(config)
-        | {"hidden_act": "silu", "rms_norm_eps": config.layer_norm_eps, "use_head": False}
-        | {"is_native": config.position_embedding == "sincos_2d_mae"}
-    ),
+    lambda config: {
+        **{"hidden_act": "silu", "rms_norm_eps": config.layer_norm_eps, "use_head": False},
+        "is_native": config.position_embedding == "sincos_2d_mae",
+    },
 )
 
 
@@ -263,12 +242,14 @@ class TransformersFolder(Target):
         hf_vit_config = outgoing.config
         _refuse_other_positions(outgoing)
         model_class = _get_model_class(hf_vit_config, outgoing.has_head)
-        fields = {name: getattr(hf_vit_config, name) for name in _COPIED}
+        tower_class = model_class.config_class.sub_configs.get("vision_config")  # as SigLIP's classifier has
+        names = {field.name for field in fields(tower_class or model_class.config_class)} - {"problem_type"}
+        names |= {"initializer_range", "layer_norm_eps"}  # which not all classes have, but a conversion back reads
+        values = {name: getattr(hf_vit_config, ours) for name, ours in FIELD_NAMES.items() if name in names}
         for name, (height, width) in _get_sizes(hf_vit_config).items():
-            fields[name] = height if height == width else [height, width]
-        fields |= find_kind(hf_vit_config).fields(hf_vit_config)
-        has_two_towers = "vision_config" in model_class.config_class.sub_configs  # as SigLIP's classifier has
-        config = model_class.config_class(**({"vision_config": fields} if has_two_towers else fields))
+            values[name] = height if height == width else [height, width]
+        values |= find_kind(hf_vit_config).fields(hf_vit_config)
+        config = model_class.config_class(**({"vision_config": values} if tower_class else values))
         config.problem_type = hf_vit_config.problem_type
         if outgoing.has_head:
             config.id2label = dict(hf_vit_config.id2label)

@@ -13,7 +13,7 @@ from hf_vit.conversion.fill import load_weights
 from hf_vit.conversion.origins.google import MIXER, VIT_JAX, VIT_JAX_HYBRID
 from hf_vit.conversion.planning import plan
 from hf_vit.conversion.readers import NpzReader
-from hf_vit.conversion.targets.target import ANY, SIZES, OutgoingModel, Part, Target
+from hf_vit.conversion.targets.target import OutgoingModel, Part, Target, express
 
 FILE = "model.npz"
 
@@ -25,12 +25,8 @@ _OLDER_NAMES = {
 }
 _GROUP_NORM = re.compile(r"(^|/)gn(\d|_root|_proj)/(scale|bias)$")
 _TABLES = {"hf_vit": VIT_JAX, "hf_hybrid_vit": VIT_JAX_HYBRID, "hf_mixer": MIXER}
-_EXPRESSED = {
-    **SIZES,
-    "pooling": ("token", "gap"),
-    "representation_size": ANY,
-    **dict.fromkeys(("stage_depths", "stem_width", "stem_patch_size", "token_intermediate_size"), ANY),
-}
+_STEM_AND_MIXER = ("stage_depths", "stem_width", "stem_patch_size", "token_intermediate_size")
+_EXPRESSED = express("representation_size", *_STEM_AND_MIXER, pooling=("token", "gap"))
 
 
 def _list_objections(config: Any, has_head: bool) -> Mapping[str, object]:
