@@ -39,13 +39,9 @@ def load_weights(
     dtype: torch.dtype = torch.float32,
     advance: Callable[[int], None] = lambda size: None,
 ) -> Weights:
-    """Read and transform all arrays of a plan.
+    """Read and transform all arrays of a plan to parameters of this dtype.
 
-    Args:
-        reader: the open checkpoint.
-        plan: the plan.
-        dtype: dtype of the parameters.
-        advance: called with the size of each array, in the unit of `Plan.size`.
+    `advance` is called with the size of each array, in the unit of `Plan.size`.
 
     Raises:
         UserError: an array is damaged, not floating point, has NaN or infinite values, or values too large for `dtype`.

@@ -13,9 +13,7 @@ from transformers.utils import logging as transformers_logging
 def progress(title: str, size: int | None = None) -> Generator[Callable[[int], None]]:
     """Show a bar on a terminal during a block; yield a function that advances it by a number of bytes.
 
-    Args:
-        title: the text before the bar.
-        size: total in bytes; None if the progress is unknown.
+    `size` is the total in bytes; None if the progress is unknown.
     """
     console = Console(stderr=True)
     columns = [TextColumn(title, markup=False), BarColumn()]

@@ -98,13 +98,8 @@ NO_COMPANIONS = Companions()
 class CheckpointReader(ABC):
     """Abstract: the arrays of one checkpoint by key, read on demand; use as a context manager.
 
-    Opening checks everything that can be checked without reading the arrays, so `shapes` is complete and correct.
-    Several threads may read. Arrays remain valid after the file is closed.
-
-    Attributes:
-        path: the file, or the folder.
-        shapes: key -> shape of every array.
-        companions: the JSON files beside the weights.
+    Opening checks everything that can be checked without reading the arrays, so `shapes` (key -> shape of every array)
+    is complete and correct. Several threads may read. Arrays remain valid after the file is closed.
     """
 
     companions = NO_COMPANIONS
@@ -515,11 +510,9 @@ class ShardedReader(CheckpointReader):
 
 
 class HeadedReader(CheckpointReader):
-    """The arrays of a checkpoint and, as `linear_head.weight` and `linear_head.bias`, those of another file.
+    """The arrays of a checkpoint, which is closed with this reader, and those of a linear classifier in another file.
 
-    Args:
-        backbone: the opened checkpoint, which is closed with this one.
-        head: file with the weight and bias of a linear classifier.
+    The latter are named `linear_head.weight` and `linear_head.bias`.
     """
 
     def __init__(self, backbone: CheckpointReader, head: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import ViTImageProcessor
 
+from hf_vit.conversion.targets.graphs import runtimes, tracing
 from hf_vit.conversion.targets.graphs.certificate import certify
 from hf_vit.conversion.targets.graphs.preprocessing import (
     ENCODED,
@@ -21,23 +22,6 @@ from hf_vit.conversion.targets.graphs.preprocessing import (
     Preprocessing,
     prepend,
     refuse_other_sizes,
-)
-from hf_vit.conversion.targets.graphs.runtimes import (
-    DENSE,
-    EXECUTORCH,
-    EXTENSIONS,
-    ONNXRUNTIME,
-    OPENVINO,
-    OUTPUTS,
-    Runtime,
-)
-from hf_vit.conversion.targets.graphs.tracing import (
-    OPSETS,
-    export_onnx_program,
-    lower_opset,
-    needs_whole_patches,
-    takes_other_sizes,
-    write_constants_as_tensors,
 )
 from hf_vit.conversion.targets.target import OutgoingModel, Target
 from hf_vit.data.transforms import keeps_shapes, refuse_own_shapes
@@ -75,7 +59,7 @@ class TensorOutputs(nn.Module):
 class _GraphTarget(Target):
     """Abstract: a graph that is checked in its runtime."""
 
-    runtime: ClassVar[Runtime]
+    runtime: ClassVar[runtimes.Runtime]
 
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
         """Certify the graph; return the largest difference of its results, and the runtime."""
@@ -99,7 +83,7 @@ class OnnxGraph(_GraphTarget):
     libraries = (("onnx", "onnxscript", "onnxruntime"), "export")
     options = ("static", "preprocessing", "decoding", "quantize", "calibrate", "agreement", "opset")
     takes_dense = True
-    runtime = ONNXRUNTIME
+    runtime = runtimes.ONNXRUNTIME
 
     def write(self, outgoing: OutgoingModel) -> None:
         """Export the model to ONNX, with the image processor in the graph if requested."""
@@ -113,21 +97,23 @@ class OnnxGraph(_GraphTarget):
                 f"a graph for any image size needs multiples of {stride_h}x{stride_w} px, but the model's images "
                 f"have {height}x{width} px; add --static to export it for this size only"
             )
-        if outgoing.opset is not None and outgoing.opset not in OPSETS:
-            raise UserError(f"--opset {outgoing.opset} is unknown; give a number from {OPSETS[0]} to {OPSETS[-1]}")
-        program = export_onnx_program(
+        if outgoing.opset is not None and outgoing.opset not in tracing.OPSETS:
+            raise UserError(
+                f"--opset {outgoing.opset} is unknown; give a number from {tracing.OPSETS[0]} to {tracing.OPSETS[-1]}"
+            )
+        program = tracing.export_onnx_program(
             TensorOutputs(outgoing).eval(), sizes, outgoing.output_names, size, outgoing.opset
         )
         model = program.model
         _name_axes(model, outgoing, size)
         if size is None:
-            refuse_other_sizes(model, sizes.patch_stride, needs_whole_patches(sizes))
+            refuse_other_sizes(model, sizes.patch_stride, tracing.needs_whole_patches(sizes))
         if outgoing.takes != PIXEL_VALUES:
             prepend(model, Preprocessing.from_processor(outgoing.processor), outgoing.takes)
         model.metadata_props.update(_make_metadata(outgoing))
         if outgoing.opset is not None:
-            lower_opset(model, outgoing.opset)
-        write_constants_as_tensors(model)
+            tracing.lower_opset(model, outgoing.opset)
+        tracing.write_constants_as_tensors(model)
         program.save(str(outgoing.folder / self.runtime.file))
         outgoing.processor.save_pretrained(outgoing.folder)
 
@@ -140,14 +126,14 @@ class OpenVinoGraph(_GraphTarget):
     title = "OpenVINO"
     libraries = (("onnx", "onnxscript", "onnxruntime", "openvino"), "export,openvino")
     options = ("static", "preprocessing", "quantize", "calibrate", "agreement")
-    runtime = OPENVINO
+    runtime = runtimes.OPENVINO
 
     def write(self, outgoing: OutgoingModel) -> None:
         """Export the model to ONNX and convert that."""
         import openvino
 
         OnnxGraph().write(outgoing)
-        file = outgoing.folder / ONNXRUNTIME.file
+        file = outgoing.folder / runtimes.ONNXRUNTIME.file
         if "," not in str(file):
             graph = openvino.convert_model(file)
         else:  # OpenVINO splits paths at commas
@@ -155,9 +141,9 @@ class OpenVinoGraph(_GraphTarget):
                 (scratch / "folder").symlink_to(outgoing.folder.absolute())
                 graph = openvino.convert_model(scratch / "folder" / file.name)
         with diagnose_write_failure(file):
-            openvino.save_model(graph, outgoing.folder / OPENVINO.file, compress_to_fp16=False)
+            openvino.save_model(graph, outgoing.folder / runtimes.OPENVINO.file, compress_to_fp16=False)
         del graph  # it keeps the file open
-        for part in ONNXRUNTIME.parts(file):
+        for part in runtimes.ONNXRUNTIME.parts(file):
             part.unlink()
 
 
@@ -169,7 +155,7 @@ class ExecuTorchProgram(_GraphTarget):
     title = "ExecuTorch"
     libraries = (("executorch",), "executorch")
     least_tolerance = 1e-3  # XNNPACK approximates GELU and softmax
-    runtime = EXECUTORCH
+    runtime = runtimes.EXECUTORCH
 
     def write(self, outgoing: OutgoingModel) -> None:
         """Export the model and lower it to XNNPACK, with the metadata as constant methods."""
@@ -180,9 +166,9 @@ class ExecuTorchProgram(_GraphTarget):
         dims = ({0: torch.export.Dim("batch", min=1, max=LARGEST_BATCH)},)
         with torch.no_grad():
             program = torch.export.export(TensorOutputs(outgoing).eval(), (images,), dynamic_shapes=dims, strict=False)
-        metadata = _make_metadata(replace(outgoing, static=True)) | {OUTPUTS: " ".join(outgoing.output_names)}
+        metadata = _make_metadata(replace(outgoing, static=True)) | {runtimes.OUTPUTS: " ".join(outgoing.output_names)}
         edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()], constant_methods=metadata)
-        (outgoing.folder / EXECUTORCH.file).write_bytes(edge.to_executorch().buffer)
+        (outgoing.folder / runtimes.EXECUTORCH.file).write_bytes(edge.to_executorch().buffer)
         outgoing.processor.save_pretrained(outgoing.folder)
 
     def compare(self, outgoing: OutgoingModel) -> tuple[float, str]:
@@ -255,7 +241,7 @@ def _check_preprocessing(outgoing: OutgoingModel) -> None:
             f"the image processor makes images of {height}x{width} px, but the model does not take that size: "
             f"{error}; correct the size in preprocessor_config.json"
         ) from error
-    if outgoing.takes == ENCODED and find_spec(EXTENSIONS) is None:
+    if outgoing.takes == ENCODED and find_spec(runtimes.EXTENSIONS) is None:
         raise UserError('--decoding needs onnxruntime-extensions; install with pip install "hf-vit[export]"')
 
 
@@ -269,7 +255,7 @@ def _name_axes(model: Any, outgoing: OutgoingModel, size: tuple[int, int] | None
     inner_values = list(model.graph.initializers.values())
     for node in model.graph.all_nodes():
         scopes: list[str] = literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
-        if node.op_type in DENSE and len(scopes) > 1 and node.inputs[1].is_initializer():
+        if node.op_type in runtimes.DENSE and len(scopes) > 1 and node.inputs[1].is_initializer():
             node.name = f"{scopes[-2].removeprefix('model.')}/{scopes[-1]}"
         node.metadata_props.clear()  # the exporter's stack traces, which have paths of this machine
         inner_values += [value for value in node.outputs if not value.is_graph_output()]
@@ -288,7 +274,7 @@ def _name_axes(model: Any, outgoing: OutgoingModel, size: tuple[int, int] | None
 
 def _find_only_size(outgoing: OutgoingModel) -> tuple[int, int] | None:
     """Return the only image size of the graph's model, which its image processor may set; None for any size."""
-    if outgoing.takes == PIXEL_VALUES and not outgoing.static and takes_other_sizes(outgoing.sizes):
+    if outgoing.takes == PIXEL_VALUES and not outgoing.static and tracing.takes_other_sizes(outgoing.sizes):
         return None
     refuse_own_shapes(outgoing.processor, "this graph")
     if outgoing.takes != PIXEL_VALUES:
@@ -304,7 +290,7 @@ def _describe_sizes(outgoing: OutgoingModel) -> str:
     if only_size is not None:
         return f"{only_size[0]}x{only_size[1]} px"
     height, width = outgoing.sizes.patch_stride
-    return f"{'multiples of' if needs_whole_patches(outgoing.sizes) else 'at least'} {height}x{width} px"
+    return f"{'multiples of' if tracing.needs_whole_patches(outgoing.sizes) else 'at least'} {height}x{width} px"
 
 
 def _choose_sizes(outgoing: OutgoingModel) -> list[tuple[int, int]]:

@@ -177,13 +177,8 @@ def certify(
 ) -> Certificate:
     """Compare the model with its graph, write the certificate of the float graph, and return it.
 
-    If int8 is requested and the float graph passes, it is quantized, measured and certified again.
-
-    Args:
-        outgoing, runtime: the exported model, and the runtime of its graph.
-        sizes: (height, width) in px of the batches.
-        tolerance: the largest difference of results.
-        size_text: the image sizes that the graph takes, in words.
+    If int8 is requested and the float graph passes, it is quantized, measured and certified again. `sizes` are the
+    (height, width) in px of the batches, `size_text` names the image sizes that the graph takes.
     """
     file = outgoing.folder / runtime.file
     resizes_images = outgoing.takes != PIXEL_VALUES
@@ -340,9 +335,7 @@ def measure_agreement(
 def verify(folder: Path, runtime: Runtime | None = None) -> Certificate:
     """Repeat the checks of an exported folder on this machine; return its certificate with the new differences.
 
-    Args:
-        folder: an exported folder.
-        runtime: what runs the graph; default: the runtime that the certificate names.
+    The default `runtime` is the one that the certificate names.
 
     Raises:
         UserError: a file is missing, damaged or changed, or a difference exceeds its bound.

@@ -63,9 +63,8 @@ def quantize_layers(model: Any, layers: Sequence[str], records: dict[str, Inputs
     """Replace dense layers of an `onnx_ir.Model` by products in int8, in place.
 
     Args:
-        model: the graph.
+        model, records: the graph, and what `record_inputs` returned for it.
         layers: names of the layers; each output channel of their weights has its own scale.
-        records: see `record_inputs`.
         by_token: whether every token has its own range in every pass, instead of the one of the records.
         levels: largest weight in int8.
     """

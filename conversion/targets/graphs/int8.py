@@ -192,9 +192,8 @@ def choose_float_parts(
 
     Args:
         quantize: quantizes the given layers, with ranges from the given images, and returns the graph as a function.
-        run_float_graph: the unquantized graph.
+        run_float_graph, data: the unquantized graph, and the images.
         parts: part -> its dense layers.
-        data: the images.
 
     Returns:
         Part in float -> relative change of the logits when only this part is quantized.

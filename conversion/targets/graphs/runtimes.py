@@ -134,10 +134,8 @@ class Runtime(ABC):
 class OnnxRuntime(Runtime):
     """`model.onnx`; as an engine it has no bfloat16 on CPUs.
 
-    int8 is per channel, with ranges of inputs from images ("static") or of every token in every pass ("dynamic").
-
-    Args:
-        provider: onnxruntime's execution provider, which must run the whole graph.
+    int8 is per channel, with ranges of inputs from images ("static") or of every token in every pass ("dynamic"). The
+    execution provider must run the whole graph.
     """
 
     package = "onnxruntime"

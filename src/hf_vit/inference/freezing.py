@@ -80,15 +80,10 @@ def _writes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 class Guarded:
-    """Class put before an optimized model's class; what it refuses changes nothing.
-
-    Attributes:
-        engine: the engine that computes the model, such as "torch"; a user's class with such an attribute keeps its
-            own.
-    """
+    """Class put before an optimized model's class; what it refuses changes nothing."""
 
     _placement: tuple[torch.dtype, torch.device]  # dtype and device of the model when it was optimized
-    engine: str
+    engine: str  # that computes the model, such as "torch"; a user's class with such an attribute keeps its own
 
     def train(self, mode: bool = True) -> Self:
         if mode:

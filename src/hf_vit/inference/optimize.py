@@ -91,8 +91,7 @@ def optimize_for_inference(
 
     Returns:
         `model`, in evaluation mode and frozen: training, casting, moving, copying or saving it raises UserError and
-            changes
-        nothing. `model.engine` names the engine.
+            changes nothing. `model.engine` names the engine.
 
     Raises:
         UserError: an unknown option; a model that would lose something (the message names the module); too little

@@ -240,10 +240,8 @@ def as_built(part: nn.Module) -> nn.Module:
 def make_plan(model: nn.Module, dtype: torch.dtype, finish: Callable[[nn.Module], nn.Module] = as_built) -> Plan:
     """Build the replacements for a model that passed `check_model`, without changing the model.
 
-    Args:
-        model: the model.
-        dtype: the dtype that the replacements compute in; inputs and outputs keep theirs.
-        finish: called with every replacement once it is built; returns the module to use in its place.
+    The replacements compute in `dtype`; inputs and outputs keep theirs. `finish` is called with every replacement once
+    it is built, and returns the module to use in its place.
     """
     plan = Plan()
     replacements = dict[nn.Module, Any]()  # a module used twice gets one replacement

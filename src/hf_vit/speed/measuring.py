@@ -205,14 +205,10 @@ def _make_forward(loaded: "LoadedModel", sample: torch.Tensor) -> Callable[[], A
 
 
 class SpeedFile:
-    """Collect rows of measurements and write them to a file, see `Measurements`.
-
-    Attributes:
-        loads: for each row, the cores that other processes used.
-    """
+    """Collect rows of measurements and write them to a file, see `Measurements`."""
 
     def __init__(self, path: Path | None, command: str | Sequence[str], device: str, **settings: object) -> None:
-        self.loads: list[float] = []
+        self.loads: list[float] = []  # for each row, the cores that other processes used
         self._file = Measurements(path, command, device, packages=("timm", "vit-pytorch", *RUNTIMES), **settings)
 
     @property

@@ -34,15 +34,7 @@ from hf_vit.inference.optimize import compile_frozen, optimize_for_inference
 from hf_vit.inference.packing import pack
 from hf_vit.inference.plan import make_plan
 from hf_vit.models.configuration_hf_vit import HfBaseConfig, HfViTBaseConfig, HfViTConfig
-from hf_vit.speed.measuring import (
-    Quartiles,
-    compute_quartiles,
-    compute_speed_ratio,
-    count_flops,
-    measure_peak_memory,
-    others_load,
-    take_turns,
-)
+from hf_vit.speed import measuring
 from hf_vit.variants import variant_config
 from hf_vit.writing import make_scratch_folder
 
@@ -491,7 +483,7 @@ class Outcome:
     """
 
     images_per_second: float
-    ratios: dict[str, Quartiles]
+    ratios: dict[str, measuring.Quartiles]
     memory: int | None = None
     utilisation: float | None = None
 
@@ -548,16 +540,16 @@ def measure_cell(
         gc.collect()
         first = build_index % len(names)
         steps.update((name, cell.step(name)) for name in names[first:] + names[:first])
-        for name, build_seconds in take_turns(steps, turns).items():
+        for name, build_seconds in measuring.take_turns(steps, turns).items():
             seconds[name] += build_seconds
-    measured.load = others_load()
+    measured.load = measuring.others_load()
     for name in names:
-        rate = cell.batch / compute_quartiles(seconds[name]).median
+        rate = cell.batch / measuring.compute_quartiles(seconds[name]).median
         utilization = None
         if peak_flops:
             utilization = rate * _count_step_flops(cell, optimized="optimized" in name) / peak_flops
-        ratios = {other: compute_speed_ratio(seconds, name, other) for other in names if other != name}
-        peak_memory = measure_peak_memory(steps[name], cell.device) if memory else None
+        ratios = {other: measuring.compute_speed_ratio(seconds, name, other) for other in names if other != name}
+        peak_memory = measuring.measure_peak_memory(steps[name], cell.device) if memory else None
         measured.outcomes[name] = Outcome(rate, ratios, peak_memory, utilization)
     steps.clear()
     gc.collect()
@@ -573,4 +565,4 @@ def _count_step_flops(cell: Cell, *, optimized: bool) -> float:
         if optimized:
             make_plan(model, torch.float32).carry_out()
     images = torch.empty(1, 3, cell.shape.image_size, cell.shape.image_size, device="meta")
-    return count_flops(model, lambda: model(images)) * (3 if cell.work == "training" else 1)
+    return measuring.count_flops(model, lambda: model(images)) * (3 if cell.work == "training" else 1)
