@@ -661,14 +661,14 @@ def _read_normalization(processor: Mapping[str, Any], num_channels: int) -> Fiel
 
 def _read_fields(layout: Layout, companions: Companions) -> Fields:
     """Return the config's fields that arrays of the file hold; {} without access to arrays."""
-    if companions.read is None:
+    read = companions.read
+    if read is None:
         return {}
-    fields: Fields = {}
-    for name, rule in layout.present.items():
-        if rule.transform in SETTINGS:
-            array = companions.read(layout.names.normal[name])
-            fields[rule.parameter] = SETTINGS[rule.transform](array, layout.dims)
-    return fields
+    return {
+        rule.parameter: SETTINGS[rule.transform](read(layout.names.normal[name]), layout.dims)
+        for name, rule in layout.present.items()
+        if rule.transform in SETTINGS
+    }
 
 
 def _make_label_fields(size: int | None, declared: Declared, settings: PlanSettings) -> Fields:
