@@ -135,10 +135,7 @@ class FusedAttention(HfViTAttention, Merged):
 
     def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project tokens [B, N, D] to query, key and value [B, A, N, K] by one product."""
-        projections = self.qkv(hidden_states).chunk(3, dim=-1)
-        query, key, value = (
-            projection.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for projection in projections
-        )
+        query, key, value = map(self.heads, self.qkv(hidden_states).chunk(3, dim=-1))
         return query, key, value
 
     def query_and_key(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
