@@ -112,9 +112,7 @@ def _find_pooling(network: Network) -> Fields:
 
 
 def _configure_dino(network: Network) -> Fields:
-    """Return the fields of the config: positions are resampled without antialiasing, except in
-    models with registers.
-    """
+    """Return the fields of the config: positions are resampled with antialiasing only in models with registers."""
     if "registers" in network.parts:
         return timm.configure(network) | _find_pooling(network)
     return _configure_mae(network) | {"position_interpolation_offset": 0.1} | _find_pooling(network)
@@ -131,9 +129,7 @@ DINO = replace(
 
 
 def _select_dinov3_names(shapes: Shapes) -> KeyNames:
-    """Return the names of the keys; a masked bias of query, key and value is one of query and value, as the key's mask
-    is 0.
-    """
+    """Return the names of the keys; a masked bias is one of query and value, as the key's mask is 0."""
     names = unwrap(shapes, timm.PATCHES, _DINOV3_IGNORED)
     is_masked = any(key.endswith(".attn.qkv.bias_mask") for key in shapes)
     names = rename_keys(names, {".attn.qkv.masked_bias": ".attn.qkv.bias"} if is_masked else {})

@@ -43,9 +43,7 @@ class Preprocessing:
 
     @classmethod
     def from_processor(cls, processor: Any) -> Self:
-        """Read the steps of an image processor of transformers; raise a UserError that lists those
-        that no graph does.
-        """
+        """Read the steps of transformers' image processor; raise a UserError that lists those that no graph does."""
         unsupported_steps = _find_unsupported_steps(processor)
         if unsupported_steps:
             raise UserError(

@@ -110,9 +110,7 @@ class EngineEncoder(HfPreTrainedModel):
         return not (has_hooks and any(has_listeners(module) for module in self.modules() if module is not self))
 
     def _accepts(self, values: Any) -> bool:
-        """Return whether the values are a batch that the graph takes, and only the result is needed, such as no
-        gradients.
-        """
+        """Return whether the values are a batch that the graph takes, and no gradients or traces are needed."""
         shape = (self.config.num_channels, *as_pair(self.config.image_size))
         if type(values) is not torch.Tensor or tuple(values.shape[1:]) != shape or not values.is_floating_point():
             return False
@@ -156,8 +154,7 @@ class EngineClassifier(HfPreTrainedModel):
 
 
 def _are_finite_and_small(values: torch.Tensor) -> bool:
-    """Return whether all values are below the limit of a graph's inputs; some operators of runtimes drop NaN and
-    infinity.
+    """Return whether all values are below the limit of a graph's inputs; runtimes may drop NaN and infinity.
 
     NumPy checks them in one thread; torch's threads would wait for more work on the engine's cores.
     """
@@ -287,9 +284,7 @@ def list_engine_modules(model: nn.Module) -> set[nn.Module]:
 
 @final
 class _ExportedPass(nn.Module):
-    """Module for export: pixels in, a tuple of tensors out, first the bare model's outputs, then those of its
-    classifier.
-    """
+    """Module for export: pixels in, a tuple of tensors out, the bare model's outputs and then its classifier's."""
 
     def __init__(self, model: Any, only_for_head: bool) -> None:
         super().__init__()

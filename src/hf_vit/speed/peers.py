@@ -293,9 +293,7 @@ def _find_missing_part(base_name: str, variant: str, config: HfBaseConfig) -> st
 
 
 def make_compiled_forms(names: Sequence[str]) -> list[str]:
-    """Return the compiled contestants for these names: with frozen weights and without; optimized models, which are
-    frozen anyway, once.
-    """
+    """Return the compiled contestants for these names, with frozen weights and without; optimized models are frozen."""
     compiled_names: list[str] = []
     for name in names:
         if ", " not in name and name != PRODUCTS:
@@ -394,9 +392,7 @@ class OnEngine(nn.Module):
 
 
 def _quantize_with_onnxruntime(program: Any) -> Graph:
-    """Return a graph for ONNX Runtime with dense layers in int8, whose inputs are quantized by the range of every
-    batch.
-    """
+    """Return a graph for ONNX Runtime with dense layers in int8, and their inputs by the range of every batch."""
     from onnxruntime.quantization import quantize_dynamic
 
     graph = program.model.graph
