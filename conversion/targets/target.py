@@ -134,11 +134,10 @@ class OutgoingModel:
         return as_pair(self.config.image_size)
 
     @torch.no_grad()
-    def probe(self, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images of noise [B, C, H, W] and the model's results for them."""
+    def probe(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return two images of noise [2, C, H, W] and the model's results for them."""
         generator = torch.Generator().manual_seed(0)
-        height, width = self.nominal_size
-        images = torch.randn(batch, self.config.num_channels, height, width, generator=generator)
+        images = torch.randn(2, self.config.num_channels, *self.nominal_size, generator=generator)
         return images, self.compute_results(images)
 
     def compute_results(self, images: torch.Tensor) -> torch.Tensor:
