@@ -50,6 +50,11 @@ def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return torch.conv2d(input.permute(0, 3, 1, 2), weight[:, :, None, None], bias).permute(0, 2, 3, 1)
 
 
+def _remainder(input: torch.Tensor, divisor: int) -> torch.Tensor:
+    """Compute a remainder by division."""
+    return input - input // divisor * divisor
+
+
 def _unfold(input: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
     """Return windows of a table's rows, one beside the other: [L, K] -> [L - size + 1, K, size]."""
     starts = torch.arange(input.shape[0] - size + 1)
@@ -125,7 +130,7 @@ REPLACEMENTS: Mapping[Any, Callable[..., torch.Tensor]] = {
     F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
     F.interpolate: _interpolate,
     F.linear: _linear,
-    torch.Tensor.remainder: lambda input, divisor: input - input // divisor * divisor,
+    torch.Tensor.remainder: _remainder,
     torch.Tensor.unfold: _unfold,
     torch.as_tensor: _as_tensor,
     torch.linspace: _linspace,
