@@ -380,6 +380,17 @@ def test_open_images_files_and_loaded_data(pictures):
         open_images(scenes.split("test"))
 
 
+def test_pictures_from_white_are_not_inverted(tmp_path):
+    """As TIFF files of scanners are: 0 is white."""
+    for name, value in (("dark", 65535), ("white", 0)):
+        (tmp_path / "test" / name).mkdir(parents=True)
+        scan = Image.fromarray(np.full((8, 8), value, np.uint16))
+        scan.save(tmp_path / "test" / name / "scan.tif", tiffinfo={262: 0, 274: 1})
+    images = open_images(tmp_path)
+    colors = {name: images.read(index).getpixel((0, 0)) for index, name in enumerate(images.labels)}
+    assert colors == {"dark": (0, 0, 0), "white": (255, 255, 255)}
+
+
 def test_streams_are_read_again_by_every_pass(saved):
     stream = load_data("digits", streaming=True)
     first = [row["image"].tobytes() for row in itertools.islice(stream.split("test"), 7)]

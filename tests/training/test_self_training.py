@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 from training.conftest import COLOURS, coloured_square, make_teacher_model, same_weights
@@ -30,6 +31,7 @@ from hf_vit.training.tasks.self_training import (
     UNLABELLED,
     JoinPseudoLabeled,
     MetaPseudoLabelsTrainer,
+    NoisyStudent,
     SelfTrainingOptions,
     TeacherGradients,
     UnlabeledCollator,
@@ -154,6 +156,20 @@ def test_folders_of_images_without_classes(colours, tmp_path):
     assert len(load_unlabeled(str(tmp_path / "vehicles")).seen) == 3
     assert len(load_unlabeled("digits").seen) == 1257
     assert len(load_unlabeled(str(colours)).seen) == 60
+
+
+def test_a_teacher_sees_the_pixels_of_its_student(tmp_path):
+    """Also of a TIFF file that counts from white."""
+    file, seen = tmp_path / "scan.tif", []
+    Image.fromarray(np.full((8, 8), 65535, np.uint16)).save(file, tiffinfo={262: 0, 274: 1})
+
+    def prepare(images):
+        seen.extend(images)
+        return torch.zeros(len(images), 3, 8, 8)
+
+    teacher = Teacher(LoadedModel(make_teacher_model(), prepare, "teacher"))
+    NoisyStudent(SelfTrainingOptions(teacher, "", confidence=0.0)).select(load_unlabeled(tmp_path))
+    assert [image.getcolors() for image in seen] == [[(64, (0, 0, 0))]]
 
 
 # --- the meta gradient ---

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self, cast, final
 import numpy as np
 from PIL.Image import Image
 
-from hf_vit.data import ImageData, load_data, to_rgb
+from hf_vit.data import ImageData, load_data
 from hf_vit.data.files import is_image, list_images, walk
-from hf_vit.data.images import decode_image, open_image, shorten_path
+from hf_vit.data.images import decode_image, open_image, shorten_path, undecode_images
 from hf_vit.errors import UserError
 from hf_vit.evaluation.prediction import read_image
 from hf_vit.families import refuse_regression
@@ -121,7 +121,7 @@ def read_image_files(name: str, files: Sequence[Path], limit: int | None = None)
 
 def _draw_from_data(data: ImageData, num_images: int, split: str, seed: int) -> AnalysisImages:
     """Draw images from a data set; from a stream, take the first ones."""
-    table: Any = data.split(split)
+    table: Any = undecode_images(data.split(split))
     notes = list(data.notes)
     labels = list[str]()
     if data.readers:  # a stream: every pass reads from its start
@@ -140,7 +140,7 @@ def _draw_from_data(data: ImageData, num_images: int, split: str, seed: int) -> 
             labels = [data.label_names[number] for number in table.select_columns(["label"])[rows]["label"]]
 
         def read(index: int) -> Image:
-            return to_rgb(table[rows[index]]["image"])
+            return decode_image(table[rows[index]]["image"])
 
     skipped = list(data.skipped)
     return AnalysisImages(data.name, _hash(digests), len(digests), read, split, skipped, notes, labels)
@@ -162,7 +162,7 @@ class _Rereader:
             self._next_index = 0
         row = next(islice(self._iterator, index - self._next_index, None))
         self._next_index = index + 1
-        return to_rgb(row["image"])
+        return decode_image(row["image"])
 
 
 def _take_pictures(pictures: Iterable[Any], num_images: int) -> AnalysisImages:
@@ -190,9 +190,9 @@ def _read(path: Path) -> Image:
     return image
 
 
-def _digest(image: Image) -> str:
+def _digest(image: Any) -> str:
     """Return the SHA-256 of an image's size and RGB pixels."""
-    rgb = to_rgb(image)
+    rgb = decode_image(image)
     return hashlib.sha256(f"{rgb.size}".encode() + rgb.tobytes()).hexdigest()
 
 

@@ -26,7 +26,7 @@ from hf_vit.conversion.targets.graphs.certificate import Certificate
 from hf_vit.conversion.targets.graphs.runtimes import ONNXRUNTIME, OPENVINO, Runtime
 from hf_vit.conversion.targets.registry import find_target
 from hf_vit.data import load_data
-from hf_vit.data.images import to_rgb
+from hf_vit.data.images import decode_image, undecode_images
 from hf_vit.data.sources import is_builtin
 from hf_vit.data.transforms import keeps_shapes
 from hf_vit.environment import list_versions, read_hardware
@@ -226,11 +226,11 @@ def _write_images(source: str, folder: Path) -> tuple[list[Path], DataFact]:
     """Write the first test images as PNG files, and return them and what they are."""
     data = load_data(source, skip_bad_images=True)
     split = "test" if "test" in data.splits else next(iter(data.splits))
-    rows: Any = data.split(split)
+    rows = undecode_images(data.split(split))
     folder.mkdir()
     files = [folder / f"{number:04}.png" for number in range(min(MAX_IMAGES, len(rows)))]
     for number, file in enumerate(files):
-        to_rgb(rows[number]["image"]).save(file)
+        decode_image(rows[number]["image"]).save(file)
     return files, DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=len(files))
 
 

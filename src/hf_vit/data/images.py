@@ -139,6 +139,15 @@ def decode_image(
     return _decode(image, draft_side)[0]
 
 
+def undecode_images(table: Any) -> Any:
+    """Return a table with undecoded images {"bytes", "path"}, for `decode_image`; streams and lists are unchanged."""
+    import datasets
+
+    if not isinstance(table, datasets.Dataset) or not isinstance(table.features.get("image"), datasets.Image):
+        return table
+    return table.cast_column("image", datasets.Image(decode=False))
+
+
 def _decode(file: "str | os.PathLike[str] | IO[bytes]", draft_side: int | None) -> tuple[Image.Image, int, bool]:
     """Return the image as RGB, its highest value if it has 16 bits (else 0), and whether EXIF rotated it."""
     with Image.open(file) as picture:

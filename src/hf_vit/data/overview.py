@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from hf_vit.data.annotations import IGNORED
 from hf_vit.data.image_data import ImageData, get_tables
-from hf_vit.data.images import to_rgb
+from hf_vit.data.images import decode_image, to_rgb, undecode_images
 from hf_vit.data.labels import list_classes, list_column
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def draw_contact_sheet(data: ImageData) -> Image.Image:
     For data with labels, every row shows the name and images of a class (of the first 40). For data with masks or
     objects, every image is followed by the same image with its annotation, twice as large.
     """
-    table: Any = data.splits.get("train") or next(iter(data.splits.values()))
+    table = undecode_images(data.splits.get("train") or next(iter(data.splits.values())))
     if data.target != "label":
         return _draw_annotated_sheet(data, table, 2 * _SIDE)
     rows: dict[int, list[int]] = {}
@@ -113,7 +113,7 @@ def draw_contact_sheet(data: ImageData) -> Image.Image:
         top = index * (_SIDE + _ROW_PX)
         pen.text((4, top + _SIDE // 2), data.label_names[label][:18], fill="black")
         for column, row in enumerate(rows[label]):
-            small = to_rgb(table[row]["image"])
+            small = decode_image(table[row]["image"])
             small.thumbnail((_SIDE - 4, _SIDE - 4))
             sheet.paste(small, (_NAME_PX + column * _SIDE, top + 2))
     return sheet
@@ -146,7 +146,7 @@ def _draw_annotated_sheet(data: ImageData, table: Any, side: int) -> Image.Image
 
 def _draw_pair(data: ImageData, row: dict[str, Any], side: int) -> tuple[Image.Image, Image.Image]:
     """Return an image without and with its mask or objects, scaled to fit a square of `side` px with a margin."""
-    image = to_rgb(row["image"])
+    image = decode_image(row["image"])
     scale = (side - 4) / max(image.size)
     width, height = (max(1, round(scale * length)) for length in image.size)
     resized = image.resize((width, height), Image.Resampling.BILINEAR)

@@ -18,7 +18,7 @@ from hf_vit.conversion.progress import progress, quiet_transformers
 from hf_vit.conversion.targets.graph_targets import OnnxGraph
 from hf_vit.conversion.targets.target import has_head
 from hf_vit.data.image_data import ImageData
-from hf_vit.data.images import to_rgb
+from hf_vit.data.images import decode_image, undecode_images
 from hf_vit.data.labels import list_classes
 from hf_vit.data.load import load_data
 from hf_vit.display import Displayed
@@ -126,7 +126,7 @@ def _write_model(source: str | Path, name: str, folder: Path, output: Path) -> d
 
 def _write_examples(data: ImageData, folder: Path) -> list[dict[str, str]]:
     """Write test images as examples, one for each label (or set of labels), at most `NUM_EXAMPLES`."""
-    split: Any = data.split("test" if "test" in data.splits else next(iter(data.splits)))
+    split = undecode_images(data.split("test" if "test" in data.splits else next(iter(data.splits))))
     first_images: dict[str, int] = {}  # label -> index of its first image; reading labels decodes no image
     for index, label in enumerate(split["label"]):
         names = [data.label_names[number] for number in list_classes(label)]
@@ -134,7 +134,7 @@ def _write_examples(data: ImageData, folder: Path) -> list[dict[str, str]]:
     (folder / "examples").mkdir()
     examples: list[dict[str, str]] = []
     for number, (label, index) in enumerate(sorted(list(first_images.items())[:NUM_EXAMPLES])):
-        picture = to_rgb(split[index]["image"])
+        picture = decode_image(split[index]["image"])
         file = f"examples/{number}.png"
         picture.thumbnail((_EXAMPLE_PX, _EXAMPLE_PX))
         picture.save(folder / file)

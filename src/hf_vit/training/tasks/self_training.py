@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
-from hf_vit.data import AugmentationConfig, ImageCollator, TransformedImages, to_rgb, train_transform
+from hf_vit.data import AugmentationConfig, ImageCollator, TransformedImages, train_transform
+from hf_vit.data.images import decode_image, undecode_images
 from hf_vit.data.load import UnlabeledImages, load_unlabeled
 from hf_vit.errors import UserError
 from hf_vit.loading.pixels import PixelScale
@@ -249,9 +250,9 @@ class NoisyStudent(SelfTraining):
     def select(self, images: UnlabeledImages) -> UnlabeledImages:
         """Keep the images that the teacher labels with enough confidence, and their probabilities."""
         minimum = self.options.settings()["confidence"]
-        table = cast(Any, images.table)
+        table = undecode_images(images.table)
         batches = (table[start : start + _TEACHER_BATCH]["image"] for start in range(0, len(table), _TEACHER_BATCH))
-        logits = [self.teacher.classify([to_rgb(image) for image in batch]) for batch in batches]
+        logits = [self.teacher.classify(list(map(decode_image, batch))) for batch in batches]
         probabilities = torch.cat(logits).softmax(dim=1)
         confidence = probabilities.amax(dim=1)
         rows = torch.nonzero(confidence >= minimum)[:, 0].tolist()
