@@ -17,9 +17,10 @@ from transformers.modeling_outputs import SemanticSegmenterOutput
 import hf_vit
 from hf_vit import UserError
 from hf_vit.data import ImageData
-from hf_vit.evaluation import evaluate_protocol, predict
+from hf_vit.evaluation import evaluate, evaluate_protocol, predict
 from hf_vit.evaluation.prediction import iterate_predictions, write_dense_predictions
 from hf_vit.evaluation.protocols.dense import IGNORED, DetectionMeter, SegmentationMeter
+from hf_vit.hub.card import render_card
 from hf_vit.loading.model import load_model
 from hf_vit.loading.outputs import detect, get_dense_task, segment
 
@@ -192,6 +193,14 @@ def test_transformers_own_segmenters_are_known_and_classifiers_are_not_dense(tmp
     assert get_dense_task(subject.model) == "segmentation"
     (classes,) = segment(subject.model, subject.processor, torch.randn(1, 3, 32, 32), [(20, 50)])
     assert classes.shape == (20, 50)
+    image = Image.new("RGB", (50, 20))
+    assert (predict(str(tmp_path), image)[0].mask == predict(subject, image)[0].mask).all()
+    with pytest.raises(UserError, match="the data has classes that the model does not have"):
+        evaluate(str(tmp_path), "scenes:images=40,size=32")
+    card = render_card(tmp_path)
+    assert "pipeline_tag: image-segmentation\n" in card
+    assert "model = AutoModelForSemanticSegmentation.from_pretrained(repo)" in card
+    assert "post_process_semantic_segmentation" in card
 
 
 def test_a_batch_moves_no_boxes(tmp_path):

@@ -22,9 +22,13 @@ from transformers import (
     DeiTForImageClassificationWithTeacher,
     Dinov2Config,
     Dinov2ForImageClassification,
+    PoolFormerConfig,
+    PoolFormerForImageClassification,
     ResNetConfig,
     ResNetForImageClassification,
     ResNetModel,
+    SiglipConfig,
+    SiglipForImageClassification,
     ViTMAEConfig,
     ViTMAEModel,
     ViTModel,
@@ -91,6 +95,8 @@ def test_what_the_heads_of_transformers_see(pixels):
             BitForImageClassification(
                 BitConfig(num_groups=4, embedding_size=8, hidden_sizes=[32, 32], depths=[1, 1])
             ).eval(),
+            PoolFormerForImageClassification(PoolFormerConfig(hidden_sizes=[8] * 4, depths=[1] * 4)).eval(),
+            SiglipForImageClassification(SiglipConfig(vision_config={**TINY, "intermediate_size": 8})).eval(),
         ],
         "cls_classifier": [DeiTForImageClassificationWithTeacher(DeiTConfig(**TINY)).eval()],
     }

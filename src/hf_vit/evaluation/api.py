@@ -21,7 +21,7 @@ from hf_vit.evaluation.prediction import (
 )
 from hf_vit.evaluation.reading import refuse_output_in, restored_modes
 from hf_vit.evaluation.runners import keep_sizes, open_runner, prepare_engine
-from hf_vit.families import DenseTask, find_regression_reason
+from hf_vit.families import DenseTask, find_regression_reason, get_first_class_name
 from hf_vit.loading.graphs import find_graph
 from hf_vit.loading.model import LoadedModel, load_model, unwrap_model
 from hf_vit.loading.optimizing import describe_engine
@@ -186,5 +186,4 @@ def _find_dense_task(model: Any) -> DenseTask | None:
         return get_dense_task(model.model)
     if isinstance(model, tuple):
         return get_dense_task(unwrap_model(cast("tuple[Any, Any]", model)[0]))
-    head = find_source(model).dense_head
-    return None if head is None else head.task
+    return get_dense_task(get_first_class_name(find_source(model).stored.get("architectures")))

@@ -18,6 +18,7 @@ from hf_vit.hub.published_results import (
     make_index_entries,
     parse_hub_id,
 )
+from hf_vit.loading.outputs import get_dense_task
 from hf_vit.repositories.reading import guard_hub_access
 from hf_vit.results.facts import DataFact, Facts, Record
 from hf_vit.results.redaction import redact_message
@@ -189,8 +190,8 @@ def make_metadata(
     bases, relation = _find_base_models(config, trainings)
     emissions = _describe_emissions(trainings[-1]) if trainings else None
     task: str | None = "image-classification" if config.is_classifier else "image-feature-extraction"
-    if config.dense_head is not None:
-        task = TASK_TYPES[config.dense_head.task]
+    if dense_task := get_dense_task(config.architecture):
+        task = TASK_TYPES[dense_task]
     elif config.is_regression:
         task = None  # the Hub has no name for it
     files = f"{redact_message(constants.ENDPOINT)}/{repo}/resolve/main"

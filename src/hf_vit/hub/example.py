@@ -5,6 +5,7 @@ from typing import Literal
 
 from hf_vit.errors import to_one_line
 from hf_vit.hub.model_folder import ModelConfig
+from hf_vit.loading.outputs import TASKS, get_dense_task
 
 # Where the architecture's code comes from: hf_vit, transformers, or the files beside the weights.
 Architecture = Literal["hf_vit", "transformers", "remote code"]
@@ -86,9 +87,7 @@ def make_example(config: ModelConfig, repo: str, architecture: Architecture, kee
         outputs = _OWN_SHAPE_WITH_PACKAGE
     elif keeps_shapes and architecture == "remote code":
         outputs, imports = _OWN_SHAPE, f"import math\n\n{imports}"
-    auto_class = "AutoModelForImageClassification" if config.is_classifier else "AutoModel"
-    if config.dense_head is not None:
-        auto_class = config.dense_head.auto_class
+    auto_class = "AutoModel" + next((end for end in ("ForImageClassification", *TASKS) if end in config.architecture), "")
     trust = ", trust_remote_code=True" if architecture == "remote code" or config.own_class else ""
     return _EXAMPLE.format(
         imports=imports,
@@ -103,13 +102,13 @@ def make_example(config: ModelConfig, repo: str, architecture: Architecture, kee
 
 
 def _print_prediction(config: ModelConfig) -> str:
-    head = config.dense_head
-    if head is not None and head.task == "segmentation":
+    task = get_dense_task(config.architecture)
+    if task == "segmentation":
         return _PRINT_SEGMENTS
-    if head is not None:
+    if task == "detection":
         sizes = "threshold=0.5, target_sizes=[image.size[::-1]]"
         detections = f"processor.post_process_object_detection(outputs, {sizes})[0]"
-        if head.name == "mask-rcnn":
+        if "MaskRCNN" in config.architecture:
             detections = "outputs.detections[0]  # px of the resized image"
         return _PRINT_OBJECTS.format(detections=detections)
     if not config.is_classifier:

@@ -75,8 +75,7 @@ def load_transformers(
                 "classifier, or fine-tune it (hf-vit finetune)"
             )
         with_head = as_classifier or (is_classifier and "ForImageClassification" in first_class)
-        dense_head = next((task for task in TASKS if first_class.endswith(task)), "")
-        head = "ForImageClassification" if with_head else dense_head
+        head = "ForImageClassification" if with_head else next(filter(first_class.endswith, TASKS), "")
         model = load_weights(source, getattr(transformers, f"AutoModel{head}"), head)
         processor = _load_processor(source)
     return model.to(torch_device).eval(), processor

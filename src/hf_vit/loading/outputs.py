@@ -109,14 +109,18 @@ def compute_pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeatu
     encoder: Any = model.base_model
     if encoder is model:
         output = call_model(encoder, pixel_values)
-        pooled = getattr(output, "pooler_output", None)
-        return pool(model, output.last_hidden_state) if pooled is None else pooled.flatten(1)
+        if not hasattr(output, "logits"):
+            pooled = getattr(output, "pooler_output", None)
+            return pool(model, output.last_hidden_state) if pooled is None else pooled.flatten(1)
+        encoder = next(model.children())  # as in the classifiers of CLIP and SigLIP
     head_input = _record_head_input(model, encoder, pixel_values)
     return head_input.mean(dim=1) if head_input.ndim == 3 else head_input.flatten(1)  # mean over the tokens
 
 
 def _record_head_input(model: nn.Module, encoder: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
-    """Run the model, and return the input of the first module that runs after the encoder."""
+    """Run the model, and return the input of the first module with a linear layer, or of any, after the encoder."""
+    others = [child for child in model.children() if child is not encoder]
+    heads = [child for child in others if any(isinstance(module, nn.Linear) for module in child.modules())]
     # Hooks, because this module need not be defined first.
     inputs: list[torch.Tensor] = []
 
@@ -124,9 +128,8 @@ def _record_head_input(model: nn.Module, encoder: nn.Module, pixel_values: torch
         inputs.append(arguments[0])
 
     with ExitStack() as handles, run_hooks(model):
-        for head in model.children():
-            if head is not encoder:
-                handles.enter_context(head.register_forward_pre_hook(record_input))
+        for head in heads or others:  # PoolFormer's head begins with a norm and a mean
+            handles.enter_context(head.register_forward_pre_hook(record_input))
         call_model(model, pixel_values)
     if not inputs:
         raise UserError(
@@ -290,9 +293,9 @@ TASKS: dict[str, DenseTask] = {
 }
 
 
-def get_dense_task(model: nn.Module) -> DenseTask | None:
-    """Return the dense task of a model of transformers or hf_vit, by the name of its class; None without one."""
-    name = type(model).__name__
+def get_dense_task(model: nn.Module | str) -> DenseTask | None:
+    """Return the dense task of a model of transformers or hf_vit, or of its class by name; None without one."""
+    name = model if isinstance(model, str) else type(model).__name__
     return next((task for ending, task in TASKS.items() if name.endswith(ending)), None)
 
 
