@@ -173,15 +173,6 @@ def _stores_16_bits(picture: ImageFile.ImageFile) -> bool:
     return any(";16" in str(tile.args) for tile in picture.tile)
 
 
-def undecode_images(table: Any) -> Any:
-    """Return a table with undecoded images {"bytes", "path"}, for `decode_image`; streams and lists are unchanged."""
-    import datasets
-
-    if not isinstance(table, datasets.Dataset) or not isinstance(table.features.get("image"), datasets.Image):
-        return table
-    return table.cast_column("image", datasets.Image(decode=False))
-
-
 def _read_content(stored_image: Mapping[str, Any]) -> bytes:
     """Return the bytes of an image that are stored in a table, in a file or in an object store."""
     content, path = stored_image.get("bytes"), stored_image.get("path")

@@ -87,12 +87,12 @@ def make_example(config: ModelConfig, repo: str, architecture: Architecture, kee
         outputs = _OWN_SHAPE_WITH_PACKAGE
     elif keeps_shapes and architecture == "remote code":
         outputs, imports = _OWN_SHAPE, f"import math\n\n{imports}"
-    auto_class = "AutoModel" + next((end for end in ("ForImageClassification", *TASKS) if end in config.architecture), "")
+    head = next((ending for ending in ("ForImageClassification", *TASKS) if ending in config.architecture), "")
     trust = ", trust_remote_code=True" if architecture == "remote code" or config.own_class else ""
     return _EXAMPLE.format(
         imports=imports,
         image=image,
-        auto_class=auto_class,
+        auto_class=f"AutoModel{head}",
         repo=json.dumps(to_one_line(repo), ensure_ascii=False),
         trust=trust,
         processor_trust=trust if config.own_class else "",
