@@ -122,10 +122,7 @@ def test_evaluate_and_compare(places: dict[str, Path], tmp_path: Path):
     assert json.loads((tmp_path / "out/speed.json").read_text())["rows"]
     assert of_graph["top1"] == of_model["top1"]
     assert (of_graph["parameters"], of_graph["flops"], of_graph["fgsm"]) == (None, None, None)
-    assert (
-        of_graph["notes"][-1]
-        == "the model is an exported graph: it was not attacked, and parameters and FLOPs were not counted"
-    )
+    assert "exported graph: it was not attacked, and parameters and FLOPs were not counted" in of_graph["notes"][-1]
 
 
 def compared(graph: Path, places: dict[str, Path], out: Path) -> list[dict[str, Any]]:
@@ -157,11 +154,8 @@ def test_images_of_refused_sizes_are_not_answered(threads: int, places: dict[str
     model = load_model(places["GRAPH"]).model
     wanted = model(torch.ones(2, 3, 16, 16)).logits
     for height, width in ((1, 16), (16, 3)):
-        with pytest.raises(
-            UserError,
-            match=rf"the graph cannot run 2 images of {height}x{width} px: "
-            "(.*image_sides_are_smaller_than_4x4_px|.*; resize them to at least 4x4 px$)",
-        ):
+        remedy = "image_sides_are_smaller_than_4x4_px|; resize them to at least 4x4 px$"
+        with pytest.raises(UserError, match=f"the graph cannot run 2 images of {height}x{width} px: .*({remedy})"):
             model(torch.zeros(2, 3, height, width))
     assert torch.equal(model(torch.ones(2, 3, 16, 16)).logits, wanted)
 
@@ -205,10 +199,7 @@ def test_what_a_graph_cannot_do_is_refused_in_one_line(
     """Before anything is measured."""
     model, graph, out, data = places["MODEL"], places["GRAPH"], tmp_path / "out", ("--data", places["DATA"])
     for words, message in (
-        (
-            ("analyze", graph, "--images", places["DATA"], "--output", out),
-            "is an exported graph, whose layers cannot be read",
-        ),
+        (("analyze", graph, "--images", places["DATA"], "--output", out), "graph, whose layers cannot be read"),
         (("evaluate", graph, *data, "--protocol", "robustness"), "has no gradients"),
         (("evaluate", graph, *data, "--protocol", "patch-drop"), "has no gradients"),
         (("bench", "saved", model, graph, "--device", "cuda"), "cuda"),
@@ -253,9 +244,6 @@ def test_commands_feed_a_graph_with_its_processor_images_as_they_are(
     assert of_graph["top1"] == of_model["top1"]
     assert (of_graph["corruptions"], of_graph["clean"]) == ({}, None)
     assert of_graph["image_size"] == of_model["image_size"]
-    assert (
-        of_graph["notes"][-1]
-        == "the model is an exported graph: it was not corrupted or attacked, and parameters and FLOPs were not counted"
-    )
+    assert "exported graph: it was not corrupted or attacked, and param" in of_graph["notes"][-1]
     assert run("evaluate", graph, *data, "--protocol", "corruptions") == 1
     assert "contains its image processor, so it cannot be attacked" in capsys.readouterr().err

@@ -1,11 +1,10 @@
-"""Small checkpoints in the original's layout, and the golden data."""
+"""The golden data, and small checkpoints as numpy writes them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from originals.google import Arrays, make_checkpoint, reference_forward
+from originals.google import make_checkpoint, save_npz
 
 
 @pytest.fixture(scope="session")
@@ -13,23 +12,12 @@ def golden() -> Path:
     return Path(__file__).parents[1] / "golden"
 
 
-@pytest.fixture(scope="session")
-def checkpoint() -> Callable[..., Arrays]:
-    return make_checkpoint
-
-
-@pytest.fixture
-def reference() -> Callable[..., Arrays]:
-    return reference_forward
-
-
 @pytest.fixture
 def write_npz(tmp_path: Path) -> Callable[..., Path]:
-    """Write arrays as numpy does; `stored` without compression, as np.savez."""
+    return lambda arrays, name="model.npz", stored=True: save_npz(arrays, tmp_path / name, stored)
 
-    def write(arrays: Mapping[str, np.ndarray], name: str = "model.npz", stored: bool = True) -> Path:
-        path = tmp_path / name
-        (np.savez if stored else np.savez_compressed)(path, **arrays)
-        return path
 
-    return write
+@pytest.fixture
+def source(write_npz: Callable[..., Path]) -> Path:
+    """A small encoder without a head."""
+    return write_npz(make_checkpoint(labels=None))

@@ -2,21 +2,19 @@
 
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from originals.google import make_checkpoint
 from rich.console import Console
 from safetensors import SafetensorError
 
 import hf_vit.conversion as conversion
 from hf_vit.errors import UserError
 from hf_vit.models.modeling_hf_vit import HfViTModel
-from hf_vit.results.delivery import MARKER, deliver_folder
+from hf_vit.results.delivery import MARKER
 from hf_vit.results.facts import append_record
 
 
@@ -40,10 +38,10 @@ def test_golden_case_by_command(case: str, told: str, golden: Path, tmp_path: Pa
     assert str(tmp_path) not in (tmp_path / "model" / "facts.json").read_text()
 
 
-def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path, command):
+def test_all_options_reach_the_conversion(write_npz, tmp_path: Path, command):
     labels = tmp_path / "labels.txt"
     labels.write_text("cat\ndog\nÄpfel\n", encoding="utf-8")
-    source = write_npz(checkpoint(grid=(2, 3)))
+    source = write_npz(make_checkpoint(grid=(2, 3)))
     code, out, _ = command(
         "convert", source, tmp_path / "model", "--image-size", "8x12", "--resize-to", "16", "--labels", labels
     )
@@ -58,10 +56,7 @@ def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path,
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (
-            ["--image-size", "12y12"],
-            "--image-size '12y12' is not a size; give one side in pixels (384) or HEIGHTxWIDTH",
-        ),
+        (["--image-size", "12y12"], "'12y12' is not a size; give one side in pixels (384) or HEIGHTxWIDTH"),
         (["--resize-to", "0"], "--resize-to '0' is not a size"),
         (["--num-labels", "0"], "a classifier needs at least 1 label, but 0 were given"),
         (["--labels", "absent.txt"], "there is no label file absent.txt"),
@@ -70,8 +65,8 @@ def test_all_options_reach_the_conversion(checkpoint, write_npz, tmp_path: Path,
         (["--drop-pre-logits"], "leave --drop-pre-logits out"),
     ],
 )
-def test_bad_option_is_one_line(options, told, checkpoint, write_npz, tmp_path: Path, fails):
-    fails(("convert", write_npz(checkpoint()), tmp_path / "model", *options), told)
+def test_bad_option_is_one_line(options, told, source, tmp_path: Path, fails):
+    fails(("convert", source, tmp_path / "model", *options), told)
     assert not (tmp_path / "model").exists()
 
 
@@ -84,7 +79,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_nothing_is_left_when_writing_fails(failure, checkpoint, write_npz, tmp_path: Path, monkeypatch, command):
+def test_nothing_is_left_when_writing_fails(failure, source, tmp_path: Path, monkeypatch, command):
     error, expected, told = FAILURES[failure]
 
     def fail(self, folder, **_):
@@ -92,17 +87,15 @@ def test_nothing_is_left_when_writing_fails(failure, checkpoint, write_npz, tmp_
         raise error
 
     monkeypatch.setattr(HfViTModel, "save_pretrained", fail)
-    code, _, err = command("convert", write_npz(checkpoint(labels=None)), tmp_path / "model")
+    code, _, err = command("convert", source, tmp_path / "model")
     assert (code, err.count("\n")) == (expected, 1)
     assert told in err
     assert ("model cannot be written: " in err) == (expected == 1)
     assert [file.name for file in tmp_path.iterdir()] == ["model.npz"]
 
 
-def test_a_kill_between_report_and_model_leaves_what_the_same_command_replaces(
-    checkpoint, write_npz, tmp_path: Path, monkeypatch
-):
-    source, report = write_npz(checkpoint(labels=None)), tmp_path / "report.json"
+def test_a_kill_between_report_and_model_leaves_what_the_same_command_replaces(source, tmp_path: Path, monkeypatch):
+    report = tmp_path / "report.json"
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -116,8 +109,7 @@ def test_a_kill_between_report_and_model_leaves_what_the_same_command_replaces(
     assert {file.name for file in tmp_path.iterdir()} == {"model.npz", "report.json", "model"}
 
 
-def test_links_are_followed(checkpoint, write_npz, tmp_path: Path):
-    source = write_npz(checkpoint(labels=None))
+def test_links_are_followed(source, tmp_path: Path):
     for name, there in (("link", True), ("dangling", False)):
         if there:
             (tmp_path / f"{name} leads here").mkdir()
@@ -127,8 +119,7 @@ def test_links_are_followed(checkpoint, write_npz, tmp_path: Path):
         assert (tmp_path / f"{name} leads here" / "model.safetensors").is_file()
 
 
-def test_places_that_cannot_be_a_folder_are_told_first(checkpoint, write_npz, tmp_path: Path, fails):
-    source = write_npz(checkpoint(labels=None))
+def test_places_that_cannot_be_a_folder_are_told_first(source, tmp_path: Path, fails):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "full" / "precious").mkdir(parents=True)
@@ -145,8 +136,7 @@ def test_places_that_cannot_be_a_folder_are_told_first(checkpoint, write_npz, tm
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]
 
 
-def test_report_comes_with_the_model_and_replaces_nothing_else(checkpoint, write_npz, tmp_path: Path, monkeypatch):
-    source = write_npz(checkpoint(labels=None))
+def test_report_comes_with_the_model_and_replaces_nothing_else(source, tmp_path: Path, monkeypatch):
     content = source.read_bytes()
     with pytest.raises(UserError, match="exists and is not a conversion report"):
         conversion.convert(source, tmp_path / "model", report=source)
@@ -172,8 +162,8 @@ def test_report_comes_with_the_model_and_replaces_nothing_else(checkpoint, write
     assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "model1", "model2", "report.json"}
 
 
-def test_a_refused_model_leaves_the_earlier_report(checkpoint, write_npz, tmp_path: Path, monkeypatch):
-    source, output, report = write_npz(checkpoint(labels=None)), tmp_path / "model", tmp_path / "report.json"
+def test_a_refused_model_leaves_the_earlier_report(source, tmp_path: Path, monkeypatch):
+    output, report = tmp_path / "model", tmp_path / "report.json"
     conversion.convert(source, output, report=report)
     before = report.read_bytes()
     shutil.rmtree(output)
@@ -191,8 +181,8 @@ def test_a_refused_model_leaves_the_earlier_report(checkpoint, write_npz, tmp_pa
     assert [path.name for path in output.iterdir()] == ["theirs"]
 
 
-def test_force_replaces_what_this_package_wrote(checkpoint, write_npz, tmp_path: Path, command, monkeypatch):
-    source, output = write_npz(checkpoint(labels=None)), tmp_path / "model"
+def test_force_replaces_what_this_package_wrote(source, write_npz, tmp_path: Path, command, monkeypatch):
+    output = tmp_path / "model"
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "thesis.txt").touch()
     assert command("convert", source, tmp_path / "theirs", "--force")[0] == 1
@@ -214,8 +204,7 @@ def test_force_replaces_what_this_package_wrote(checkpoint, write_npz, tmp_path:
     assert {path.name for path in tmp_path.iterdir()} == {"model.npz", "model", "theirs", "io.npz"}
 
 
-def test_bars_on_a_terminal_and_nothing_elsewhere(checkpoint, write_npz, tmp_path: Path, capsys, monkeypatch):
-    source = write_npz(checkpoint(labels=None))
+def test_bars_on_a_terminal_and_nothing_elsewhere(source, tmp_path: Path, capsys, monkeypatch):
     conversion.convert(source, tmp_path / "quiet")
     assert capsys.readouterr() == ("", "")
     shown = io.StringIO()
@@ -245,26 +234,3 @@ def test_label_files(tmp_path: Path):
         (tmp_path / name).write_bytes(text)
         with pytest.raises(UserError, match=told):
             conversion.read_labels(tmp_path / name)
-
-
-def test_remains_of_a_dead_process_are_removed_and_those_of_others_kept(tmp_path: Path):
-    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
-        dead.wait()
-    with deliver_folder(tmp_path / "model") as mine:
-        name = mine.parent.name
-    mark = f"-{os.getpid()}-"
-    assert mark in name
-    remains = {
-        "dead": name.replace(mark, f"-{dead.pid}-"),
-        "alive": name.replace(mark, f"-{os.getppid()}-"),
-        "elsewhere": name.replace(mark, f"x-{dead.pid}-"),
-        "of another output": name.replace(mark, f"-{dead.pid}-").replace(".model.", ".other."),
-    }
-    for remain in remains.values():
-        (tmp_path / remain).mkdir()
-        (tmp_path / remain / "half").write_text("half a model")
-    (tmp_path / "model").rmdir()
-    with deliver_folder(tmp_path / "model") as folder:
-        (folder / "whole").touch()
-    del remains["dead"]
-    assert {path.name for path in tmp_path.iterdir()} == {"model", *remains.values()}

@@ -86,7 +86,7 @@ def make(kind: str, folder: Path, **fields: Any) -> Path:
     given = {name: value for name, value in {**SIZES, **fields}.items() if value is not None}
     model = randomise(model_class(model_class.config_class(**given)))
     model.save_pretrained(folder)
-    height, width = (side * stride for side, stride in zip(model.config.grid, model.config.patch_stride, strict=True))
+    height, width = model.config.nominal_size
     size = {"height": height, "width": width}
     ViTImageProcessor(image_mean=[0.1, 0.2, 0.3], resample=3, size=size).save_pretrained(folder)
     return folder
@@ -126,8 +126,7 @@ def test_way_there_and_back(target: str, kind: str, fields: dict[str, Any], tmp_
     assert ours.state_dict().keys() == again.state_dict().keys()
     for name, value in ours.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
-    height, width = (side * stride for side, stride in zip(ours.config.grid, ours.config.patch_stride, strict=True))
-    images = torch.randn(2, 3, height, width)
+    images = torch.randn(2, 3, *ours.config.nominal_size)
     with torch.no_grad():
         assert torch.equal(ours(images)[0], again(images)[0])
     (record,) = json.loads((tmp_path / "exported" / "facts.json").read_text())
@@ -170,12 +169,9 @@ def in_the_other_library(target: str, folder: Path) -> nn.Module:
 def same_logits_in_the_other_library(ours: Any, target: str, folder: Path, with_names: bool) -> None:
     """As its users load it, in both precisions, beside ours in float64; with labels and preprocessing."""
     theirs = in_the_other_library(target, folder)
-    height, width = (side * stride for side, stride in zip(ours.config.grid, ours.config.patch_stride, strict=True))
-    for dtype, tolerance in {
-        torch.float64: 5e-6 if ours.config.rotary_embedding else 1e-10,
-        torch.float32: 1e-5,
-    }.items():
-        images = torch.randn(2, 3, height, width, dtype=torch.float64).to(dtype)
+    size, exact = ours.config.nominal_size, 5e-6 if ours.config.rotary_embedding else 1e-10
+    for dtype, tolerance in {torch.float64: exact, torch.float32: 1e-5}.items():
+        images = torch.randn(2, 3, *size, dtype=torch.float64).to(dtype)
         with torch.no_grad():
             expected, logits = ours.double()(images.double()).logits, theirs.to(dtype)(images)
         logits = logits if target == "timm" else logits.logits
@@ -183,7 +179,7 @@ def same_logits_in_the_other_library(ours: Any, target: str, folder: Path, with_
     if target == "timm":
         data = timm.data.resolve_model_data_config(theirs)
         assert (list(data["mean"]), data["interpolation"]) == ([0.1, 0.2, 0.3], "bicubic")
-        assert tuple(data["input_size"]) == (3, height, width)
+        assert tuple(data["input_size"]) == (3, *size)
         assert not with_names or theirs.pretrained_cfg["label_names"] == ["cat", "dog", "Äpfel"]
     else:
         processor = transformers.AutoImageProcessor.from_pretrained(folder)
@@ -447,9 +443,6 @@ def test_results_that_differ_are_not_delivered(tmp_path: Path, fails, monkeypatc
     fails(("export", source, tmp_path / "out", "--to", "transformers"), "differs from the original by")
     with pytest.raises(UserError, match="differs from the original by nan"):
         export(source, tmp_path / "out", "vit_jax")
-    with pytest.raises(
-        UserError,
-        match=r"--to keras is not a known format; choose one of transformers, timm,",
-    ):
+    with pytest.raises(UserError, match="--to keras is not a known format; choose one of transformers, timm,"):
         export(source, tmp_path / "out", "keras")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hybrid.reference import stem_forward
-from originals.google import reference_forward
+from originals.google import make_checkpoint, reference_forward
 from originals.pytorch import measure_difference, pixels
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
@@ -226,11 +226,11 @@ def test_endings_of_names(golden_case, write_npz, tmp_path: Path):
     assert "not compared: logits_2d (no stage of this model" in conversion.describe(result)
 
 
-def test_rectangular_recording_of_an_independent_reference(checkpoint, reference, write_npz, tmp_path: Path):
-    weights = checkpoint(grid=(2, 5), patch=(4, 2), depth=3)
+def test_rectangular_recording_of_an_independent_reference(write_npz, tmp_path: Path):
+    weights = make_checkpoint(grid=(2, 5), patch=(4, 2), depth=3)
     images = np.random.default_rng(2).uniform(-1, 1, (2, 8, 10, 3)).astype(np.float32)
     recording = {"images": images}
-    for stage, value in reference(weights, images).items():
+    for stage, value in reference_forward(weights, images).items():
         recording |= {stage: value.astype(np.float32), f"{stage}_f64": value}
     result = conversion.convert(
         write_npz(weights), tmp_path / "model", image_size=(8, 10), recording=write_npz(recording, "recording.npz")
@@ -239,10 +239,10 @@ def test_rectangular_recording_of_an_independent_reference(checkpoint, reference
     assert not result.verification.skipped
 
 
-def test_headless_model_is_judged_by_what_it_gives(checkpoint, reference, write_npz, tmp_path: Path):
-    weights = checkpoint(labels=None, representation=6)
+def test_headless_model_is_judged_by_what_it_gives(write_npz, tmp_path: Path):
+    weights = make_checkpoint(labels=None, representation=6)
     images = np.random.default_rng(2).uniform(-1, 1, (2, 12, 12, 3)).astype(np.float32)
-    recording = {"images": images, "logits_f64": reference(weights, images)["logits"]}
+    recording = {"images": images, "logits_f64": reference_forward(weights, images)["logits"]}
     recorded = write_npz(recording, "recording.npz")
     result = conversion.convert(write_npz(weights), tmp_path / "model", recording=recorded)
     assert [one.array for one in result.verification.checks] == ["logits_f64"]

@@ -143,9 +143,8 @@ def test_a_name_of_two_classes_judges_no_accuracy():
     logits = torch.eye(3)
     config = SimpleNamespace(id2label={0: "crane", 1: "cat", 2: "crane"}, num_labels=3)
     outgoing: Any = SimpleNamespace(config=config, folder=Path(), compute_results=lambda pixel_values: pixel_values)
-    runtime: Any = SimpleNamespace(
-        file="", open=lambda file: SimpleNamespace(run=lambda given: {"logits": torch.tensor(given)})
-    )
+    opened = SimpleNamespace(run=lambda given: {"logits": torch.tensor(given)})
+    runtime: Any = SimpleNamespace(file="", open=lambda file: opened)
     for names, wanted in ((["cat", "crane"], (1.0, None, None)), (["cat"], (1.0, 1 / 3, 1 / 3))):
         batch = (logits.numpy(), logits, torch.zeros(3, dtype=torch.long))
         data: Any = SimpleNamespace(
@@ -186,9 +185,7 @@ def test_without_vnni_sums_of_two_products_fit_into_16_bits(
     with np.load(tmp_path / "out" / "export.npz") as arrays:
         elsewhere = [arrays[name] * 1.3 for name in arrays.files]
     np.savez(tmp_path / "out" / "export.npz", *elsewhere)
-    with pytest.raises(
-        UserError, match=r"gives different results on this machine .* or export the model again on this machine"
-    ):
+    with pytest.raises(UserError, match=r"different results on this machine .* or export the model again on this"):
         load_model(tmp_path / "out")
     (tmp_path / "out" / "export.json").rename(tmp_path / "away.json")
     with pytest.raises(UserError, match=r"is in int8, .* its export\.json is missing.* export the model again"):
@@ -217,14 +214,14 @@ def test_int8_of_onnxruntime_is_fitted_to_tokens_and_images(
     layer.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0].flatten(0, -2)))
     with torch.no_grad():
         model(images)
-    weights = {
-        each.name: onnx.numpy_helper.to_array(each)
-        for each in onnx.load(tmp_path / "out" / "model.onnx").graph.initializer
-    }
-    (name,) = (
-        name.removesuffix("weight") for name in weights if "layers.1.mlp.fc2/" in name and name.endswith("/weight")
+    tensors = onnx.load(tmp_path / "out" / "model.onnx").graph.initializer
+    weights = {each.name: onnx.numpy_helper.to_array(each) for each in tensors if "layers.1.mlp.fc2/" in each.name}
+    rounded, scales = (
+        torch.tensor(values)
+        for part in ("/weight", "/scales")
+        for name, values in weights.items()
+        if name.endswith(part)
     )
-    rounded, scales = (torch.tensor(weights[name + part]) for part in ("weight", "scales"))
     nearest = (layer.weight / scales[:, None]).round() * scales[:, None]
     errors = [float((read[0] @ (each - layer.weight).T).norm()) for each in ((rounded * scales).T, nearest)]
     assert 0 < errors[0] < 0.9 * errors[1]
@@ -262,9 +259,7 @@ def test_what_breaks_answers_stays_in_float():
     def all_broken(layers: Any, _: torch.Tensor) -> Any:
         return lambda given: -given.pixels
 
-    with pytest.raises(
-        UserError, match=r"only 0\.00% of 100 images keep their class, even with half of the model's 4 parts"
-    ):
+    with pytest.raises(UserError, match=r"only 0\.00% of 100 images keep their class, even with half of .* 4 parts"):
         choose_float_parts(all_broken, lambda given: given.pixels, parts, data)
     # One of a hundred images changes: too many where 99.5% are required of others, few enough for 97%.
     lenient = replace(data, agreement=0.97)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from originals.cases import CASES
-from originals.google import make_checkpoint
+from originals.google import make_checkpoint, shapes_of
 from originals.pytorch import of_timm, of_transformers, old_spelling, save_timm
 from transformers import ViTImageProcessor
 
@@ -44,7 +44,7 @@ ALONE = re.compile(
 @cache
 def good(origin: str) -> tuple[Shapes, Companions]:
     case = CASES[origin]
-    shapes = {key: tuple(value.shape) for key, value in case.make(make_checkpoint).items()}
+    shapes = shapes_of(case.make(make_checkpoint))
     if origin in OLD:
         shapes = {old_spelling(key.replace("deit.layers.", "deit.encoder.layer.")): s for key, s in shapes.items()}
     if origin == "open_clip":  # the image tower alone, as nobody would miss an array of the other
@@ -238,8 +238,7 @@ def of_library(library: str) -> tuple[Shapes, dict[str, Any], dict[str, Any]]:
         pretrained |= {"interpolation": "bicubic", "crop_mode": "center", "label_names": None}
         config |= {"pretrained_cfg": pretrained, "model_args": {"num_heads": 3, "act_layer": "gelu", "img_size": 12}}
         processor = {}
-    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    return shapes, config, processor
+    return shapes_of(model.state_dict()), config, processor
 
 
 def make_refusal(shapes: Shapes, config: Any, processor: Any) -> str | None:

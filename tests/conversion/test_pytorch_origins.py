@@ -12,6 +12,7 @@ import pytest
 import timm
 import torch
 import transformers
+from originals.google import shapes_of
 from originals.pytorch import (
     bit_of_timm,
     bit_of_transformers,
@@ -44,17 +45,13 @@ def convert(source: Path, **options: Any) -> Any:
     return conversion.convert(source, source.with_name(f"{source.name}.out"), **options)
 
 
-def body(model: Any) -> Any:
-    return getattr(model, "base_model", model)
-
-
 @torch.no_grad()
 def hold(model: Any, ours: Any, size: tuple[int, int], tokens: Callable, outcome: Callable, channels: int = 3) -> None:
     """Tokens and outcome (logits or pooled) agree in both precisions."""
     for dtype, tolerance in {torch.float64: 1e-10, torch.float32: FLOAT32[ours.config.model_type]}.items():
         model.to(dtype), ours.to(dtype)
         images = torch.randn(2, channels, *size, dtype=torch.float64).to(dtype)
-        output = body(ours)(images)
+        output = ours.base_model(images)
         assert largest(output.last_hidden_state, tokens(model, images)) <= tolerance
         found = ours(images)
         found = found.logits if hasattr(ours, "classifier") else found.pooler_output
@@ -62,7 +59,7 @@ def hold(model: Any, ours: Any, size: tuple[int, int], tokens: Callable, outcome
 
 
 def transformers_tokens(model: Any, images: torch.Tensor) -> torch.Tensor:
-    return body(model)(images).last_hidden_state
+    return model.base_model(images).last_hidden_state
 
 
 def transformers_outcome(model: Any, images: torch.Tensor) -> torch.Tensor:
@@ -70,7 +67,7 @@ def transformers_outcome(model: Any, images: torch.Tensor) -> torch.Tensor:
     if hasattr(output, "logits"):
         return output.logits
     pooled = getattr(output, "pooler_output", None)
-    return body(model)(images).last_hidden_state[:, 0] if pooled is None else pooled
+    return model.base_model(images).last_hidden_state[:, 0] if pooled is None else pooled
 
 
 def without_pooler(config: Any) -> nn.Module:
@@ -118,7 +115,7 @@ def test_models_of_transformers(case: str, tmp_path: Path):
         assert {name: getattr(result.plan.config, name) for name in fields} == fields
         reasons = list(result.plan.ignored.values())
         assert {reason: reasons.count(reason) for reason in reasons} == ignored
-        size = tuple(body(model).embeddings.image_size)
+        size = tuple(model.base_model.embeddings.image_size)
         hold(model, load(result), size, transformers_tokens, transformers_outcome)
         states.append(load(result).state_dict())
         if "msn" not in case:
@@ -224,17 +221,8 @@ def test_what_a_bare_file_does_not_say_is_declared(tmp_path: Path, command):
     with pytest.raises(UserError, match=r"--pooling token contradicts the checkpoint: config.json says pooling='gap'"):
         conversion.convert(tmp_path / "folder", tmp_path / "out", **options | {"pooling": "token"})
     report = tmp_path / "report.json"
-    words = (
-        tmp_path / "model.pth",
-        tmp_path / "out",
-        "--report",
-        report,
-        "--num-heads",
-        3,
-        "--hidden-act",
-        "quick_gelu",
-    )
-    code, out, err = command("convert", *words)
+    words = (tmp_path / "model.pth", tmp_path / "out", "--report", report)
+    code, out, err = command("convert", *words, "--num-heads", 3, "--hidden-act", "quick_gelu")
     assert (code, "assumed" in out) == (0, False)
     assert "pooling by the class token if there is one" in err
     assumed = {"layer_norm_eps", "position_embedding", "pooling", "processor", "image_size", "labels"}
@@ -310,9 +298,7 @@ def test_attention_pooling_beside_a_token(tmp_path: Path):
     back = conversion.export(result.output, tmp_path / "back", "timm")
     assert back.difference <= 1e-5
     mean = of_timm(global_pool="avg", fc_norm=False, **arguments)
-    with pytest.raises(
-        UserError, match="has the argument pool_include_prefix=True of timm, which hf_vit does not support"
-    ):
+    with pytest.raises(UserError, match="argument pool_include_prefix=True of timm, which hf_vit does not support"):
         convert(save_timm(mean, tmp_path / "mean", model_args=arguments))
 
 
@@ -360,9 +346,8 @@ def test_former_hybrids_of_another_network_are_refused(changed: dict[str, Any]):
     model, ((name, value),) = vit_hybrid_parts(), changed.items()
     config = model.json()
     config["backbone_config"] |= changed
-    shapes = {key: tuple(parameter.shape) for key, parameter in model.state_dict().items()}
     with pytest.raises(UserError, match=re.escape(f"config.json has backbone_config.{name}={value!r}")):
-        conversion.plan(shapes, companions=Companions(config))
+        conversion.plan(shapes_of(model.state_dict()), companions=Companions(config))
 
 
 @pytest.mark.parametrize("has_head", [True, False])
@@ -403,24 +388,19 @@ def test_bit_of_other_libraries(library: str, has_head: bool, tmp_path: Path):
     [
         (lambda: bit_of_timm(preact=False), "norms after their convolutions.*use it with timm"),
         (lambda: bit_of_timm(norm_layer=BatchNormAct2d), "BatchNorm.*use it with timm"),
-        (
-            lambda: bit_of_transformers(layer_type="bottleneck"),
-            "norms after their convolutions.*with transformers",
-        ),
+        (lambda: bit_of_transformers(layer_type="bottleneck"), "norms after their convolutions.*with transformers"),
     ],
 )
 def test_other_resnets_are_refused_by_name(build: Callable[[], nn.Module], told: str):
-    shapes = {key: tuple(parameter.shape) for key, parameter in build().state_dict().items()}
     with pytest.raises(UserError, match=told):
-        conversion.plan(shapes)
+        conversion.plan(shapes_of(build().state_dict()))
 
 
 @pytest.mark.parametrize("field", [{"global_padding": "SAME"}, {"num_groups": 16}, {"output_stride": 16}], ids=str)
 def test_bit_that_is_set_up_otherwise_is_refused(field: dict[str, Any]):
     model, ((name, value),) = bit_of_transformers(**field), field.items()
-    shapes = {key: tuple(parameter.shape) for key, parameter in model.state_dict().items()}
     with pytest.raises(UserError, match=re.escape(f"config.json has {name}={value!r}")):
-        conversion.plan(shapes, companions=Companions(model.config.to_dict()))
+        conversion.plan(shapes_of(model.state_dict()), companions=Companions(model.config.to_dict()))
 
 
 def masked_autoencoder(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -588,7 +568,7 @@ def test_others_of_timm_are_refused(tmp_path: Path):
         conversion.convert(gated, tmp_path / "out")
     affine = mixer_of_timm("resmlp_12_224", block_layer=ResBlock, norm_layer=Affine, mlp_ratio=4)
     with pytest.raises(UserError, match="the checkpoint cannot be converted, as it looks like part of a ViT of timm"):
-        conversion.plan({key: tuple(value.shape) for key, value in affine.state_dict().items()})
+        conversion.plan(shapes_of(affine.state_dict()))
     arguments = {"img_size": 16, "act_layer": "gelu_tanh"}
     tanh = save_timm(mixer_of_timm(), tmp_path / "tanh", model_args=arguments)
     with pytest.raises(UserError, match="has the argument 'act_layer' of timm, which hf_vit does not support"):

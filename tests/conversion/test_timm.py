@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from originals.google import shapes_of
 from originals.pytorch import of_timm, save_timm
 from timm.layers import GELUTanh, GluMlp, QuickGELU, RmsNorm
 from timm.models import model_entrypoint
@@ -323,7 +324,7 @@ def test_relative_positions(case: str, tmp_path: Path):
 
 
 def test_what_weights_do_not_tell_of_relative_positions(tmp_path: Path):
-    shapes = {name: tuple(value.shape) for name, value in of_relpos().state_dict().items()}
+    shapes = shapes_of(of_relpos().state_dict())
     with pytest.raises(UserError, match=r"do not record the image size .*; give it with --image-size"):
         conversion.plan(shapes)
     assert conversion.plan(shapes, image_size=(12, 12)).config.num_attention_heads == 2
@@ -335,7 +336,7 @@ def test_what_weights_do_not_tell_of_relative_positions(tmp_path: Path):
         conversion.plan(less, image_size=(12, 12))
     beside_token = of_relpos(rel_pos_type="bias", class_token=True, global_pool="avg").state_dict()
     with pytest.raises(UserError, match="class token has relative positions does not convert"):
-        conversion.plan({name: tuple(value.shape) for name, value in beside_token.items()}, image_size=(12, 12))
+        conversion.plan(shapes_of(beside_token), image_size=(12, 12))
 
 
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "deit")
@@ -376,11 +377,9 @@ def is_expressible(model: Any) -> bool:
 
 def plan_of(name: str) -> conversion.Plan:
     model = built(name)
-    shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    size = model.patch_embed.img_size
-    pretrained = {"input_size": (3, *size), "interpolation": "bicubic"}
+    pretrained = {"input_size": (3, *model.patch_embed.img_size), "interpolation": "bicubic"}
     config = {"architecture": name, "global_pool": model.global_pool, "pretrained_cfg": pretrained}
-    return conversion.plan(shapes, companions=Companions(config))
+    return conversion.plan(shapes_of(model.state_dict()), companions=Companions(config))
 
 
 @pytest.mark.parametrize("name", architectures())

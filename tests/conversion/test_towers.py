@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from evaluation.tiny import NAMES
+from originals.google import make_checkpoint, shapes_of
 from originals.pytorch import (
     SIZES,
     both_towers,
@@ -225,10 +226,8 @@ def test_images_in_their_own_shape_are_those_of_siglip_2(tmp_path: Path, command
 def test_a_classifier_of_siglip_2_learns_and_answers_in_own_shapes(tmp_path: Path, command: Any):
     """With a random crop or with features kept; the loss of the test split is that of transformers' classifier."""
     made = of_transformers("Siglip2ForImageClassification", num_patches=9, num_labels=2)
-    made.config.id2label, made.config.label2id = (
-        dict(enumerate(NAMES[:2])),
-        {name: i for i, name in enumerate(NAMES[:2])},
-    )
+    made.config.id2label = dict(enumerate(NAMES[:2]))
+    made.config.label2id = {name: i for i, name in enumerate(NAMES[:2])}
     made.save_pretrained(tmp_path / "siglip2")
     transformers.Siglip2ImageProcessor(patch_size=4, max_num_patches=24).save_pretrained(tmp_path / "siglip2")
     random, labels, images = np.random.default_rng(0), list[int](), list[Image.Image]()
@@ -325,9 +324,7 @@ def test_pixels_of_a_processor_of_images_and_texts(tmp_path: Path):
         assert transformers.AutoImageProcessor.from_pretrained(tmp_path).size["shortest_edge"] == side
         assert hf_vit.image_processor_from_hub(tmp_path).size["shortest_edge"] == side
     whole.write_text(json.dumps({"image_processor": "CLIP"}))
-    with pytest.raises(
-        UserError, match=r"processor_config\.json has image_processor='CLIP', but an object with fields is needed"
-    ):
+    with pytest.raises(UserError, match="has image_processor='CLIP', but an object with fields is needed"):
         hf_vit.image_processor_from_hub(tmp_path)
 
 
@@ -509,14 +506,13 @@ def test_dinov2(chunk: int | None, swiglu: bool, tmp_path: Path):
     state = as_dinov2(model, chunk, prefix)
     lost = next(key for key in state if key.endswith("1.norm2.bias"))
     with pytest.raises(UserError, match=f"1 keys missing: {re.escape(lost)}"):
-        conversion.plan({key: tuple(value.shape) for key, value in state.items() if key != lost})
+        conversion.plan({key: shape for key, shape in shapes_of(state).items() if key != lost})
 
 
 def test_a_block_in_two_chunks_is_refused():
     state = as_dinov2(of_timm(embed_dim=64, num_heads=1, num_classes=0), 1, "")
-    shapes = {key: tuple(value.shape) for key, value in state.items()}
     with pytest.raises(UserError, match="the same block in two chunks"):
-        conversion.plan(shapes | {"blocks.7.1.norm1.bias": (64,)})
+        conversion.plan(shapes_of(state) | {"blocks.7.1.norm1.bias": (64,)})
 
 
 @torch.no_grad()
@@ -525,9 +521,7 @@ def test_a_declared_prefix(tmp_path: Path, command):
     model = of_timm(embed_dim=64, num_heads=1)
     state = {f"net.visual.trunk.{name}": value for name, value in model.state_dict().items()}
     save_file(state | {"net.text.weight": torch.ones(3)}, tmp_path / "model.safetensors")
-    with pytest.raises(
-        UserError, match=r"timm_vit below the prefix 'net.visual.trunk.'; select it with --prefix net.visual.trunk."
-    ):
+    with pytest.raises(UserError, match=r"'net.visual.trunk.'; select it with --prefix net.visual.trunk."):
         conversion.convert(tmp_path / "model.safetensors", tmp_path / "out")
     for prefix in ("net.visual.trunk", "net.visual.trunk."):
         result = conversion.convert(tmp_path / "model.safetensors", tmp_path / prefix, prefix=prefix)
@@ -547,11 +541,11 @@ def test_a_declared_prefix(tmp_path: Path, command):
         conversion.plan(several)
 
 
-def test_a_prefix_of_an_npz(checkpoint, write_npz, tmp_path: Path):
-    arrays = checkpoint()
+def test_a_prefix_of_an_npz(write_npz, tmp_path: Path):
+    arrays = make_checkpoint()
     path = write_npz({f"encoder/{key}": value for key, value in arrays.items()} | {"other": arrays["cls"]})
     result = conversion.convert(path, tmp_path / "out", prefix="encoder")
     assert result.plan.ignored == {"other": "outside of --prefix encoder/"}
-    wrong = {f"encoder/{key}": tuple(value.shape) for key, value in arrays.items() if key != "cls"}
+    wrong = {f"encoder/{key}": shape for key, shape in shapes_of(arrays).items() if not key.endswith("norm/bias")}
     with pytest.raises(UserError, match="encoder/Transformer/encoder_norm/bias"):
-        conversion.plan({key: s for key, s in wrong.items() if not key.endswith("encoder_norm/bias")}, prefix="encoder")
+        conversion.plan(wrong, prefix="encoder")

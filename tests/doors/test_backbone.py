@@ -208,10 +208,7 @@ def test_another_size_resamples_and_a_pyramid_stays_with_its_patch(tiny_config, 
     backbone = HfViTBackbone.from_pretrained(tmp_path / "plain", image_size=(32, 96), patch_size=8)
     assert backbone.config.grid == (4, 12)
     assert backbone(torch.randn(1, 3, 32, 96)).feature_maps[0].shape == (1, 32, 4, 12)
-    with pytest.raises(
-        ValueError,
-        match=r"needs patch_size=16, got 8; load the checkpoint with patch_size=8 and use_feature_pyramid=False",
-    ):
+    with pytest.raises(ValueError, match=r"needs patch_size=16, got 8; load .* patch_size=8 and use_feature_pyramid"):
         HfViTBackbone.from_pretrained(tmp_path / "plain", patch_size=8, use_feature_pyramid=True)
     built = HfViTBackbone(tiny_config(use_feature_pyramid=True))
     with pytest.raises(ValueError, match=r"needs patch_size=16, got 8"):

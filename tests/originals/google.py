@@ -5,6 +5,8 @@ ResNetV2, as big_vision (models/bit_paper.py) or big_transfer names it. Kernels 
 """
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,17 @@ PRE_LINEN = (
     ("MAPHead_0/MlpBlock_0", "MAPHead_0/MlpBlock_2"),
 )
 BLOCK, MAP = "Transformer/encoderblock_", "MAPHead_0/"
+
+
+def save_npz(arrays: Arrays, path: Path, stored: bool = True) -> Path:
+    """Write arrays as numpy does; `stored` without compression, as np.savez."""
+    with path.open("wb") as file:
+        (np.savez if stored else np.savez_compressed)(file, **arrays)
+    return path
+
+
+def shapes_of(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(value.shape) for key, value in arrays.items()}
 
 
 def make_checkpoint(

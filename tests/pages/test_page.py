@@ -168,9 +168,8 @@ def test_large_sizes():
     """L/16 at 384 px is 1.2 GB, B/16 fits with its maps."""
     base, large = variant_config("B/16"), variant_config("L/16", image_size=384)
     assert count_inner_values(base) == 12 * 12 * 197**2 + 13 * 196 * 768
-    assert (
-        4 * (86_567_656 + count_inner_values(base)) < making.MAX_BYTES < 4 * (304_326_632 + count_inner_values(large))
-    )
+    assert 4 * (86_567_656 + count_inner_values(base)) < making.MAX_BYTES
+    assert 4 * (304_326_632 + count_inner_values(large)) > making.MAX_BYTES
 
 
 def test_refusals_come_before_the_export(plain: Path, runtime_files: Path, tmp_path: Path, monkeypatch: Any):
@@ -214,9 +213,7 @@ def test_runtime_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
         assert not (tmp_path / "refused").exists()
         assert "forged" not in [file.read_text() for file in (tmp_path / "cache").rglob("ort*")]  # got anew next time
         forged.unlink()
-        with pytest.raises(
-            UserError, match=r"wasm cannot be downloaded: .*; or give a folder with the files as --runtime DIR"
-        ):
+        with pytest.raises(UserError, match=r"wasm cannot be downloaded: .*; or give .* as --runtime DIR"):
             making.copy_runtime(tmp_path / "refused")
 
 
@@ -230,9 +227,7 @@ def test_address_and_files_of_the_runtime():
 
 def test_the_picture_is_of_the_page_as_it_is():
     with Image.open(screenshot.PICTURE) as picture:
-        assert picture.info["sources"] == screenshot.sources(), (
-            "docs/images/page.png is stale: take it anew by make page"
-        )
+        assert picture.info["sources"] == screenshot.sources(), "docs/images/page.png is stale: run make page"
 
 
 TINY = {"image_size": 16, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -288,9 +283,7 @@ def test_what_has_no_page_is_shown_in_pictures(tmp_path: Path, monkeypatch: pyte
 def test_what_has_neither_page_nor_attention_is_refused(tmp_path: Path):
     model = ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1])).eval()
     processor = ViTImageProcessor(size={"height": 16, "width": 16})
-    with pytest.raises(
-        UserError, match=r"cannot be shown \(only classifiers .*\), and its attention cannot be drawn \("
-    ):
+    with pytest.raises(UserError, match=r"cannot be shown \(only classifiers .*\), and its attention cannot be drawn"):
         show((model, processor), Image.new("RGB", (16, 16)))
 
 

@@ -31,13 +31,22 @@ def left_by(process: int, path: Path, ending: str = "tmp") -> Path:
     return path.with_name(name.replace(f"-{os.getpid()}-", f"-{process}-"))
 
 
-def test_what_a_dead_process_left_of_a_file_goes(dead: int, tmp_path: Path):
-    path = tmp_path / "facts.json"
-    others = [left_by(os.getppid(), path), left_by(dead, tmp_path / "other.json")]
-    for remains in (left_by(dead, path), *others):
-        remains.write_text("half")
-    write_atomically(path, "whole")
-    assert path.read_text() == "whole"
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_dead_process_left_goes(kind: str, dead: int, tmp_path: Path):
+    """What a process is writing stays, what is of another machine, and what is of another output."""
+    path = tmp_path / "output"
+    mine = left_by(dead, path)
+    others = [left_by(os.getppid(), path), left_by(dead, tmp_path / "other")]
+    others.append(mine.with_name(mine.name.replace(f"-{dead}-", f"x-{dead}-")))
+    for remains in (mine, *others):
+        if kind == "folder":
+            remains.mkdir()
+        (remains / "half" if kind == "folder" else remains).touch()
+    if kind == "file":
+        write_atomically(path, "whole")
+    else:
+        with deliver_folder(path) as folder:
+            (folder / "whole").touch()
     assert set(tmp_path.iterdir()) == {path, *others}
 
 
@@ -203,10 +212,7 @@ def test_an_empty_folder_is_filled_whole_or_not_at_all(tmp_path: Path, monkeypat
 
 def test_the_working_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(make_model(tmp_path / "model"))
-    with pytest.raises(
-        UserError,
-        match=r"folder \. is a mount point or the working folder, so it cannot be replaced; empty it",
-    ):
+    with pytest.raises(UserError, match="mount point or the working folder, so it cannot be replaced; empty it"):
         prepare_output(".", force=True)
 
 
