@@ -316,6 +316,9 @@ def test_a_model_is_no_different_from_itself(model: Path, colours: Path, tmp_pat
     assert told.models == ("my-vit (first)", "my-vit (second)")
     with pytest.raises(UserError, match="classes that the model does not have: 'blue'"):
         diff(str(model), str(save_model(tmp_path / "other")), data=str(colours), **QUIET)
+    path = model / "preprocessor_config.json"  # which keeps the shapes of images
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_num_patches": 12}))
+    assert diff(str(model), str(model), data=str(colours), **QUIET).accuracy == told.accuracy
 
 
 def test_layers_and_fields_that_differ(model: Path, tmp_path: Path) -> None:

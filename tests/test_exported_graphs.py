@@ -206,6 +206,7 @@ def test_what_a_graph_cannot_do_is_refused_in_one_line(
         (("bench", "saved", model, model), "was given twice"),
         (("bench", "models", "Ti/16", "--contestant", graph, "--output", out), "hf-vit bench saved"),
         (("bench", "data", graph, *data), "is an exported graph, which cannot be trained; give the original model"),
+        (("soup", graph, model, "--output", out), "or an exported graph, which cannot be averaged"),
     ):
         assert run(*words) == 1
         told = capsys.readouterr().err
@@ -213,6 +214,8 @@ def test_what_a_graph_cannot_do_is_refused_in_one_line(
         assert "Traceback" not in told
         assert words[0] != "bench" or told.count("\n") == 1
         assert not out.exists()
+    assert not run("diff", graph, graph)
+    assert "exported graphs have no weights to compare" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("which", ["images", "files"])

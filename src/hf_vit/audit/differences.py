@@ -21,6 +21,7 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import Table, draw_images, make_thumbnail, percent, shorten_list
 from hf_vit.evaluation.reading import convert_to_scores
 from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.pixels import keep_own_sizes
 from hf_vit.repositories.reading import COUNTER
 from hf_vit.results.facts import DataFact
 from hf_vit.results.figures import save_figure
@@ -112,8 +113,7 @@ class PairedAccuracy:
     def to_json(self) -> dict[str, Any]:
         """Return counts, accuracies, p-value and examples as diff.json stores them."""
         counts = {name: value for name, value in vars(self).items() if isinstance(value, int)}
-        examples = list(map(asdict, self.examples))
-        return counts | {"top1": self.accuracies, "p_value": self.p_value, "pictured": examples}
+        return counts | {"top1": self.accuracies, "p_value": self.p_value, "pictured": list(map(asdict, self.examples))}
 
 
 def compare_predictions(first: Examination, second: Examination) -> PairedAccuracy:
@@ -212,9 +212,8 @@ class Difference(Displayed):
 
     def overview(self) -> dict[str, object]:
         """Return the numbers of differing fields and layers, and the accuracies if both models were evaluated."""
-        num_changed = sum(not layer.is_same for layer in self.layers)
         rows: dict[str, object] = {"models": " | ".join(self.models), "fields that differ": len(self.configuration)}
-        rows["layers that differ"] = f"{num_changed} of {len(self.layers)}"
+        rows["layers that differ"] = f"{sum(not layer.is_same for layer in self.layers)} of {len(self.layers)}"
         if self.accuracy is not None:
             rows["top-1 accuracy"] = " | ".join(map(percent, self.accuracy.accuracies))
             rows["McNemar's test"] = f"p = {self.accuracy.p_value:.3g}"
@@ -223,7 +222,8 @@ class Difference(Displayed):
     def tables(self) -> list[Table]:
         """Return the tables printed in a terminal: differing fields, layers, and predictions."""
         header = ["", *self.models]
-        tables = [Table([], [], "the configurations are equal"), Table([], [], "all weights are equal")]
+        weights = "all weights are equal" if self.layers else "exported graphs have no weights to compare"
+        tables = [Table([], [], "the configurations are equal"), Table([], [], weights)]
         if self.configuration:
             field_rows = [
                 [name, *("none" if value is None else shorten_list(value, _MAX_VALUE_LENGTH) for value in values)]
@@ -307,12 +307,13 @@ def diff(
         models=(names[0], names[1]),
         described=(models[0].describe(), models[1].describe()),
         configuration={name: pair for name, pair in values.items() if pair[0] != pair[1]},
-        layers=list(compare_layers(models[0].model.state_dict(), models[1].model.state_dict())),
+        layers=list(compare_layers(*({} if loaded.is_graph else loaded.model.state_dict() for loaded in models))),
     )
     if data is None:
         return difference
     images = load_data(data, image_size=models[0].image_size, **options, check=False, splits=[split], hash_others=True)
-    examinations = [Examination(loaded, images, split, num_images, batch_size, seed, progress) for loaded in models]
+    how = (images, split, num_images, batch_size, seed, progress)
+    examinations = [Examination(keep_own_sizes(loaded), *how) for loaded in models]
     accuracy = compare_predictions(*examinations)
     return replace(difference, data=examinations[0].fact(accuracy.num_images), accuracy=accuracy)
 

@@ -168,9 +168,10 @@ def _load_classifiers(models: Sequence[str | Path], device: str | None) -> list[
     loaded = [load_model(model, device, as_classifier=True) for model in models]
     names = [model.name for model in loaded]
     for index, model in enumerate(loaded):
-        if model.processor is None:
+        if model.processor is None or model.is_graph:
             raise UserError(
-                f"{model.name} is a timm model, which cannot be averaged; give classifiers of hf_vit or transformers"
+                f"{model.name} is a timm model or an exported graph, which cannot be averaged; give classifiers of "
+                "hf_vit or transformers"
             )
         if names.count(model.name) > 1:
             loaded[index] = replace(model, name=f"{model.name} #{index + 1}")
