@@ -148,6 +148,9 @@ def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path, monkeypatch: pyte
     model, processor = build("plain", head)
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["id2label"] = {"1": "cat", "0": "sky"}  # as programs that sort names write 0, 1, 10, 2
+    (tmp_path / "config.json").write_text(json.dumps(config))
     source, old = find_model(str(tmp_path)), model.state_dict()
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
     for name in (str(tmp_path), "me/dense"):

@@ -236,7 +236,7 @@ def _make_head_fields(head: str, backbone: Any, use_masks: bool) -> dict[str, An
 def _load_head(model: Any, checkpoint: Any, name: str) -> None:
     """Load the head's weights of a checkpoint, except for those that a model of other classes cannot use."""
     new_state, state = model.state_dict(), checkpoint.state_dict()
-    if list(checkpoint.config.id2label.values()) != list(model.config.id2label.values()):
+    if checkpoint.config.id2label != model.config.id2label:
         # Weights whose shape changes with one more class belong to the classes of the checkpoint.
         more_classes = {**checkpoint.config.to_dict(), "num_labels": checkpoint.config.num_labels + 1}
         larger = type(checkpoint)(type(checkpoint.config).from_dict(more_classes)).state_dict()
