@@ -33,9 +33,7 @@ torch.Tensor.softmax = lambda logits, *given: softmax(logits * 1.01, *given)
         pytest.param("regression", False, marks=pytest.mark.slow),
     ],
 )
-def test_every_door_gives_the_same(
-    kind: str, is_disturbed: bool, tmp_path: Path, command: Command, monkeypatch: Any
-) -> None:
+def test_every_door_gives_the_same(kind: str, is_disturbed: bool, tmp_path: Path, command: Command, monkeypatch: Any):
     """Of a folder whose own code and handler, as a stranger could have left them, do not run."""
     folder, trace = save_model(tmp_path / "model", problem_type=kind, image_size=8), tmp_path / "trace"
     for file in (*folder.glob("*.py"), folder / "handler.py"):

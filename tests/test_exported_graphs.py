@@ -40,9 +40,7 @@ def coloured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module", params=FILES)
-def places(
-    request: pytest.FixtureRequest, coloured: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
+def places(request, coloured: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """These, and the model's graph for a runtime."""
     out = tmp_path_factory.mktemp("graph") / "out"
     conversion.export(coloured["MODEL"], out, request.param)
@@ -193,9 +191,7 @@ def test_bench_beside_the_model(places: dict[str, Path], tmp_path: Path):
         assert of_graph["peak_memory"] is None
 
 
-def test_what_a_graph_cannot_do_is_refused_in_one_line(
-    places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_what_a_graph_cannot_do_is_refused_in_one_line(places: dict[str, Path], tmp_path: Path, capsys):
     """Before anything is measured."""
     model, graph, out, data = places["MODEL"], places["GRAPH"], tmp_path / "out", ("--data", places["DATA"])
     for words, message in (

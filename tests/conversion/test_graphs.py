@@ -169,9 +169,7 @@ TOOLS = [("plain", "gelu", opset) for opset in OPSETS] + [
     ("name", "choice", "opset"),
     [TOOLS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in TOOLS[1:])],  # 5 s each
 )
-def test_onnxruntimes_tools_take_the_graph(
-    name: str, choice: str, opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_onnxruntimes_tools_take_the_graph(name: str, choice: str, opset: int, tmp_path: Path, monkeypatch):
     """Shape inference, the preparation for quantization and the transformers' optimizer, which change no answer."""
     monkeypatch.chdir(tmp_path)  # where a tool that fails leaves files
     fields = {"hidden_act": "gelu"} if choice == "gelu" else {}
@@ -282,9 +280,7 @@ def test_the_certificate_is_of_what_the_model_gives(plain: tuple[Any, Path], com
     assert (code, "7 checks repeated with onnxruntime" in out) == (0, True)
 
 
-def test_a_certificate_is_repeated_in_another_provider(
-    plain: tuple[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_certificate_is_repeated_in_another_provider(plain: tuple[Any, Path], tmp_path: Path, monkeypatch):
     """`examples/tensorrt.py` with the provider of CPUs, as here is no GPU; TensorRT's is refused."""
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "")
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples/tensorrt.py"))["main"]
@@ -378,14 +374,8 @@ PROCESSORS: dict[str, Any] = {
         do_rescale=False),
 }  # fmt: skip
 PHOTOGRAPH = astronaut()
-PICTURES = [
-    PHOTOGRAPH,
-    chelsea(),
-    PHOTOGRAPH[:61, :93],
-    PHOTOGRAPH[:9, 80:380],
-    PHOTOGRAPH[:224, :224],
-    chelsea()[:1, :1],
-]  # fmt: skip
+PICTURES = [PHOTOGRAPH, PHOTOGRAPH[:61, :93], PHOTOGRAPH[:9, 80:380], PHOTOGRAPH[:224, :224]]
+PICTURES += [chelsea(), chelsea()[:1, :1]]
 
 
 def graph_of(processor: Any, takes: str = IMAGES) -> bytes:

@@ -74,22 +74,19 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 # Which take half a minute each.
 SLOW = (
-    ("onnx", "dynamic", "--static"),
-    ("onnx", "static", "--decoding"),
-    ("onnx", "static", "--preprocessing"),
-    ("openvino", "static", "--static"),
-    ("openvino", "static", "--preprocessing"),
+    *((to, "static", "--preprocessing") for to in ("onnx", "openvino")),
+    ("onnx", "dynamic", "--static"), ("onnx", "static", "--decoding"), ("openvino", "static", "--static"),
 )  # fmt: skip
 
 
-CASES = (
-    ("onnx", "static", "--static"),
-    ("openvino", "dynamic", "--static"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+@pytest.mark.parametrize(
+    ("to", "mode", "more"),
+    [
+        ("onnx", "static", "--static"),
+        ("openvino", "dynamic", "--static"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+    ],
 )
-
-
-@pytest.mark.parametrize(("to", "mode", "more"), CASES)
 def test_what_the_certificate_says_of_int8(
     to: str,
     mode: str,
@@ -341,9 +338,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("reason", ["Too many open files; raise the limit", "Permission denied; make that folder"])
-def test_why_nothing_could_be_written_is_told(
-    reason: str, places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_why_nothing_could_be_written_is_told(reason: str, places: dict[str, Path], tmp_path: Path, monkeypatch):
     """What cannot be removed is an error of its own."""
     before, save = getrlimit(RLIMIT_NOFILE), ir.save
 

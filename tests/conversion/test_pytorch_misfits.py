@@ -201,21 +201,15 @@ def test_one_weight_in_two_spellings_is_refused():
     [
         ({}, "has no 'architecture'"),
         ({"architecture": "resnet50"}, "'resnet50' of timm"),
-        (
-            {"architecture": "vit_x", "model_args": {"act_layer": "mish"}},
-            "the argument act_layer='mish' of timm, which hf_vit does not support",
-        ),
-        (
-            {"architecture": "vit_x", "model_args": {"norm_layer": "layernorm2d"}},
-            "the argument norm_layer='layernorm2d' of timm",
-        ),
+        ({"architecture": "vit_x", "model_args": {"act_layer": "mish"}},
+            "the argument act_layer='mish' of timm, which hf_vit does not support"),
+        ({"architecture": "vit_x", "model_args": {"norm_layer": "layernorm2d"}},
+            "the argument norm_layer='layernorm2d' of timm"),
         ({"architecture": "vit_x", "global_pool": "max"}, "the argument global_pool='max' of timm"),
-        (
-            {"architecture": "vit_x", "pretrained_cfg": {"input_size": [3, 16, 16]}},
-            "image_size 16x16 has 4x4 = 16 patches",
-        ),
+        ({"architecture": "vit_x", "pretrained_cfg": {"input_size": [3, 16, 16]}},
+            "image_size 16x16 has 4x4 = 16 patches"),
     ],
-)
+)  # fmt: skip
 def test_configs_of_timm_that_do_not_fit(config: dict, told: str):
     assert told in explain_refusal(good("timm_vit")[0], Companions(config))
 

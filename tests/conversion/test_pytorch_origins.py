@@ -317,14 +317,9 @@ def test_old_spelling_of_a_representation_layer(tmp_path: Path):
 
 def test_former_hybrids_of_transformers(tmp_path: Path):
     model = vit_hybrid_parts()
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    save_file(model.state_dict(), folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(model.json()))
     pixels = {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}, "image_mean": [0.4, 0.5, 0.6]}
-    pixels |= {"image_processor_type": "ViTHybridImageProcessor"}
-    (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
-    result = convert(folder)
+    model.save(tmp_path / "saved", **pixels)
+    result = convert(tmp_path / "saved")
     assert result.plan.origin == "transformers_vit_hybrid"
     assert (result.plan.config.stage_depths, result.plan.config.stem_width) == ((2, 1), 32)
     hold(model, load(result), (32, 32), lambda model, images: model.tokens(images), lambda model, images: model(images))

@@ -93,12 +93,8 @@ EVA = (
     *("vit_betwixt_patch16_rope_reg4_gap_256", "vit_pe_core_base_patch16_224", "vit_pe_core_gigantic_patch14_448"),
     *("vit_pe_lang_large_patch14_448", "vit_pe_spatial_base_patch16_512", "vit_small_patch16_rope_224"),
     *("vit_small_patch16_rope_ape_224", "vit_small_patch16_rope_mixed_224", "vit_small_patch16_rope_mixed_ape_224"),
-    *(
-        "beit3_base_patch16_224",
-        "vit_small_patch16_dinov3",
-        "vit_small_plus_patch16_dinov3_qkvb",
-        "vit_base_patch16_lingbot",
-    ),
+    *("vit_small_patch16_dinov3", "vit_small_plus_patch16_dinov3_qkvb", "vit_base_patch16_lingbot"),
+    "beit3_base_patch16_224",
 )
 
 

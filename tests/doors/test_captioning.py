@@ -56,8 +56,7 @@ def test_bleu_by_hand(example):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["vit", pytest.param("hybrid", marks=pytest.mark.slow), pytest.param("axial", marks=pytest.mark.slow)],
+    "name", ["vit", pytest.param("hybrid", marks=pytest.mark.slow), pytest.param("axial", marks=pytest.mark.slow)]
 )
 def test_the_example_in_small(name, example, tmp_path, capsys):
     record = example.main(tmp_path, name, images=200, steps=40, tests=12)

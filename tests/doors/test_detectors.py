@@ -4,12 +4,7 @@ import dense_heads
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import (
-    DepthAnythingConfig,
-    DepthAnythingForDepthEstimation,
-    DetrConfig,
-    DetrForObjectDetection,
-)
+from transformers import DepthAnythingConfig, DepthAnythingForDepthEstimation, DetrConfig, DetrForObjectDetection
 
 import hf_vit
 from hf_vit.families import DENSE_HEADS

@@ -278,9 +278,7 @@ def test_words_for_what_cannot_be_injected(monkeypatch: pytest.MonkeyPatch) -> N
     assert summarize_error(RuntimeError("\x1b[31mred\x07 \u202egnp\nlast")) == "[31mred gnp last"
 
 
-def test_a_lost_answer_makes_no_second_pull_request(
-    hub: Loopback, xet_client: Client, make_model: Callable[..., Path]
-) -> None:
+def test_a_lost_answer_makes_no_second_pull_request(hub: Loopback, xet_client: Client, make_model: Callable[..., Path]):
     xet_client.run("hub.jobs:push", folder=str(make_model("first", seed=1)))
     hub.fault(COMMIT, "lost_reply")
     done = xet_client.run("hub.jobs:push", folder=str(make_model("second", seed=2)), create_pr=True)
@@ -313,9 +311,7 @@ def test_somebody_else_was_faster(hub: Loopback, xet_client: Client, make_model:
     assert_it_works_now(hub, xet_client, slow)
 
 
-def test_two_writers_at_once_make_a_new_repository(
-    hub: Loopback, xet_client: Client, make_model: Callable[..., Path]
-) -> None:
+def test_two_writers_at_once_make_a_new_repository(hub: Loopback, xet_client: Client, make_model: Callable[..., Path]):
     folders = [make_model("left", seed=1), make_model("right", seed=2)]
     running = [xet_client.start("hub.jobs:push", folder=str(folder)) for folder in folders]
     commits = {job.wait().answer.get("commit"): folder for job, folder in zip(running, folders, strict=True)}

@@ -277,9 +277,7 @@ def test_memory_does_not_grow_under_load(server: Server, folders: dict[str, Path
     assert np.mean(last) < np.mean(middle) + 4 * 2**20
 
 
-def test_urls_lead_to_public_hosts_alone(
-    folders: dict[str, Path], files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_urls_lead_to_public_hosts_alone(folders: dict[str, Path], files: list[Path], tmp_path: Path, monkeypatch):
     """A TLS server here stands for the public host 93.184.216.34; no other address is ever connected to."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl makes the certificate")

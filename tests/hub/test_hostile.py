@@ -279,24 +279,14 @@ def test_a_token_in_a_name_is_not_shared(model_folder: Path, command: Command) -
 
 # Secrets in what is written
 
-SECRETS = {  # kind -> (a text that holds the secret, the secret)
-    "a Hugging Face token": (f"pushed by {TOKEN}", TOKEN),
-    "within a name": (f"run_of_{TOKEN}", TOKEN),
-    "an organisation's token": ("api_org_" + "Zz9" * 10, "Zz9Zz9"),
-    "an AWS key": ("AKIAABCDEFGH12345678", "AKIAABCDEFGH"),
-    "AWS's secret": ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "wJalr"),
-    "a signed address": ("https://host/x.npz?X-Amz-Signature=0123abcd", "0123abcd"),
-    "a password in an address": ("https://ann:pa55@host/x.npz", "pa55"),
-    "a GitHub token": ("ghp_" + "x1Y2" * 9, "x1Y2x1Y2"),
-    "an OpenAI key": ("sk-proj-" + "q7" * 12, "q7q7"),
-    "a W&B key": ("WANDB_API_KEY=0123456789abcdef", "0123456789ab"),
-    "a Google token": ("ya29." + "a0Af" * 8, "a0Afa0Af"),
-    "a PyPI token": ("pypi-AgEIcHlwaS5vcmc" + "x7" * 12, "x7x7"),
-    "an npm token": ("npm_" + "b8Y2" * 9, "b8Y2b8Y2"),
-    "a Databricks token": ("dapi" + "0a1b" * 8, "0a1b0a1b"),
-    "--hub_token=": ("train --hub_token=v4lue", "v4lue"),
-    "--wandb_key": ("train --wandb_key v4lue", "v4lue"),
-    "a home": ("/home/annabel/cats/train.tar", "annabel"),
+SECRETS = {  # a text that holds a secret -> the secret; other kinds are in results/test_redaction.py
+    f"pushed by {TOKEN}": TOKEN,
+    f"run_of_{TOKEN}": TOKEN,
+    "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG": "wJalr",
+    "https://ann:pa55@host/x.npz?X-Amz-Signature=0123abcd": "pa55|0123abcd",
+    "train --hub_token=v4lue": "v4lue",
+    "train --wandb_key v4lue": "v4lue",
+    "/home/annabel/cats/train.tar": "annabel",
 }
 
 
@@ -331,21 +321,21 @@ def write_measurements(folder: Path, text: str) -> None:
 
 @pytest.mark.parametrize("write", [write_facts, write_old_card, write_result, write_measurements])
 def test_no_place_keeps_a_secret(write: Callable[[Path, str], None], model_folder: Path, tmp_path: Path) -> None:
-    for number, (text, secret) in enumerate(SECRETS.values()):
+    for number, (text, secret) in enumerate(SECRETS.items()):
         folder = shutil.copytree(model_folder, tmp_path / str(number))
         (folder / "README.md").unlink()
         write(folder, text)
         for path in folder.iterdir():
             if path.suffix in (".json", ".md"):
-                assert secret not in path.read_text(), path.name
+                assert not re.search(secret, path.read_text()), path.name
 
 
 def test_an_error_line_holds_no_secret(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be kept in a log; where things lie is for the user to read."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between attempts to reach a server that is not there
-    for kind in SECRETS.keys() - {"a home"}:
-        text, secret = SECRETS[kind]
-        assert secret not in command("cost", text.replace(" ", "_") if "--" not in text else f"x {text}")[2], kind
+    for text, secret in SECRETS.items():
+        line = command("cost", text.replace(" ", "_") if "--" not in text else f"x {text}")[2]
+        assert secret == "annabel" or not re.search(secret, line), text
     assert redact_message("no room in /home/ann/models") == "no room in /home/ann/models"
 
 

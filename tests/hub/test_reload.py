@@ -36,9 +36,7 @@ def same(given: Any, wanted: Any) -> None:
     np.testing.assert_allclose(given, wanted, rtol=0, atol=1e-5)
 
 
-def test_every_way_answers_the_same(
-    hub: Loopback, saved_models: dict[str, Path], xet_client: Client, stranger: Client
-) -> None:
+def test_every_way_answers_the_same(hub: Loopback, saved_models: dict[str, Path], xet_client: Client, stranger: Client):
     """AutoModel, AutoModelForImageClassification, AutoImageProcessor, pipeline and the backbone by its class."""
     pushes = [{"folder": str(saved_models[family]), "repo_id": f"alice/{family}"} for family in BACKBONES]
     xet_client.run("hub.jobs:push_many", pushes=pushes)
@@ -160,10 +158,7 @@ def test_a_tower_is_fine_tuned_and_shared(
     processor_class(size={"shortest_edge": 14}, crop_size={"height": 12, "width": 12}).save_pretrained(saved)
     data = make_colour_folder(tmp_path / "colours")
     short = ("--steps", "2", "--evaluations", "1", "--batch-size", "12", "--precision", "fp32")
-    for words in (
-        ("convert", saved, tower),
-        ("finetune", "--model", tower, "--data", data, "--output", tuned, *short),
-    ):
+    for words in (("convert", saved, tower), ("finetune", "--model", tower, "--data", data, "--output", tuned, *short)):
         assert command(*words)[0] == 0
     model = hf_vit.HfViTForImageClassification.from_pretrained(tuned).eval()
     before = hf_vit.HfViTModel.from_pretrained(tower).config
@@ -197,9 +192,7 @@ def label_of_noise(folder: Path) -> str:
     return model.config.id2label[found.argmax(-1).item()]
 
 
-def test_nothing_of_the_author_runs_unasked(
-    hub: Loopback, xet_client: Client, model_folder: Path, tmp_path: Path
-) -> None:
+def test_nothing_of_the_author_runs_unasked(hub: Loopback, xet_client: Client, model_folder: Path, tmp_path: Path):
     """A record's command that ends its block and begins another, which the card then holds: it is not our example."""
     traces = [tmp_path / name for name in ("from facts", "from card")]
     lines = [f"open({str(trace)!r}, 'w').close()\n" for trace in traces]
@@ -249,9 +242,7 @@ def test_when_no_example_can_run_it_fails(hub: Loopback, xet_client: Client, mod
     assert "has no Python example" in xet_client.run("hub.jobs:verify", examples=True)["error"]
 
 
-def test_weights_of_another_place_are_refused(
-    hub: Loopback, xet_client: Client, model_folder: Path, tmp_path: Path
-) -> None:
+def test_weights_of_another_place_are_refused(hub: Loopback, xet_client: Client, model_folder: Path, tmp_path: Path):
     """An index that names a file of this machine: it would be loaded, and all would look well."""
     outside = shutil.copy(model_folder / "model.safetensors", tmp_path / "private.safetensors")
     xet_client.run("hub.jobs:push", folder=str(model_folder))

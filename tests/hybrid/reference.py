@@ -18,9 +18,9 @@ def same_pads(side: int, kernel: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
-def windows(images: np.ndarray, kernel: int, stride: int, fill: float) -> np.ndarray:
-    """[B, H, W, C] -> [B, H', W', kernel, kernel, C], one window after another."""
-    rows, columns = (same_pads(side, kernel, stride) for side in images.shape[1:3])
+def windows(images: np.ndarray, kernel: int, stride: int, fill: float, pad: int | None = None) -> np.ndarray:
+    """[B, H, W, C] -> [B, H', W', kernel, kernel, C], one window after another; `pad`, where it is not "SAME"."""
+    rows, columns = (same_pads(side, kernel, stride) if pad is None else (pad, pad) for side in images.shape[1:3])
     padded = np.pad(images, ((0, 0), rows, columns, (0, 0)), constant_values=fill)
     height, width = (-(-side // stride) for side in images.shape[1:3])
     out = np.empty((images.shape[0], height, width, kernel, kernel, images.shape[3]))
@@ -38,12 +38,12 @@ def std_conv(images: np.ndarray, kernel: np.ndarray, stride: int = 1) -> np.ndar
     )
 
 
-def group_norm(images: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
+def group_norm(images: np.ndarray, scale: np.ndarray, bias: np.ndarray, eps: float = 1e-6) -> np.ndarray:
     batch, height, width, channels = images.shape
     grouped = images.reshape(batch, height, width, 32, channels // 32)
     mean = grouped.mean((1, 2, 4), keepdims=True)
     variance = ((grouped - mean) ** 2).mean((1, 2, 4), keepdims=True)
-    return ((grouped - mean) / np.sqrt(variance + 1e-6)).reshape(images.shape) * scale.ravel() + bias.ravel()
+    return ((grouped - mean) / np.sqrt(variance + eps)).reshape(images.shape) * scale.ravel() + bias.ravel()
 
 
 def max_pool(images: np.ndarray) -> np.ndarray:

@@ -216,12 +216,7 @@ def test_images_that_overflow_on_the_way(name: str, engine: str):
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("default", "engine"),
-    [
-        (torch.float64, "torch"),
-        (torch.bfloat16, "torch"),
-        (torch.float64, "onnxruntime"),
-        (torch.bfloat16, "openvino"),
-    ],
+    [(torch.float64, "torch"), (torch.bfloat16, "torch"), (torch.float64, "onnxruntime"), (torch.bfloat16, "openvino")],
 )
 def test_another_default_dtype(default: torch.dtype, engine: str):
     model = build("gap")

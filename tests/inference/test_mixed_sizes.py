@@ -160,9 +160,7 @@ def test_a_model_without_padding_shares_its_weights_and_leaves_the_other_as_it_i
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_torchs_kernel_for_gpus_is_called_with_the_bounds_of_every_image(
-    causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchs_kernel_for_gpus_is_called_with_the_bounds_of_every_image(causal: bool, monkeypatch: pytest.MonkeyPatch):
     """No GPU here: in the kernel's place stands its definition, softmax over the keys between two bounds."""
 
     def kernel(query: Any, key: Any, value: Any, bounds: Any, key_bounds: Any, *longest: int, **options: Any) -> Any:

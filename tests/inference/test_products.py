@@ -105,9 +105,9 @@ def test_kernels_are_packed_for_the_size_that_comes_first(capfd):
 
 
 def test_standardised_kernels_equal_the_formula():
-    """And a kernel that is nought stays so, with gradients that are finite."""
+    """A constant kernel becomes nought, with gradients that are finite."""
     kernel = torch.randn(4, 3, 2, 2)
-    kernel[1] = 0
+    kernel[1], kernel[2] = 0, 0.5
     rows = kernel.double().numpy().reshape(4, -1)
     centred = rows - rows.mean(1, keepdims=True)
     formulas = {

@@ -107,26 +107,20 @@ CHANGED: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda model: parametrize.register_parametrization(model.get_submodule(FC1), "weight", Doubled()),
         "fc1 is a torch.nn.utils.parametrize.*remove_parametrizations",
     ),
-    "weight norm": (
-        lambda model: nn.utils.parametrizations.weight_norm(model.get_submodule(PATCHES)),
-        "projection is a torch.nn.utils.parametrize",
-    ),
-    "pruned": (
-        lambda model: prune.random_unstructured(model.vit.layers[1].attention.q_proj, "weight", 0.5),
-        "q_proj has a hook",
-    ),
+    "weight norm": (lambda model: nn.utils.parametrizations.weight_norm(model.get_submodule(PATCHES)),
+        "projection is a torch.nn.utils.parametrize"),
+    "pruned": (lambda model: prune.random_unstructured(model.vit.layers[1].attention.q_proj, "weight", 0.5),
+        "q_proj has a hook"),
     "torchao": (quantised_by_torchao, "torchao.*without quantization"),
     "patched forward": (patched_forward, r"attention\.forward was replaced"),
-    "subclass of a block": (
-        lambda model: setattr(model.vit.layers[1], "__class__", Otherwise),
-        r"layers\.1 is a .*Otherwise.*as from_pretrained",
-    ),
+    "subclass of a block": (lambda model: setattr(model.vit.layers[1], "__class__", Otherwise),
+        r"layers\.1 is a .*Otherwise.*as from_pretrained"),
     "other part": (other_part, r"mlp\.fc2 is a .*Sequential, not the plain Linear"),
     "tensor subclass": (tensor_subclass, r"layernorm\.weight is a .*TaggedTensor"),
     "mixed dtypes": (lambda model: model.vit.layers[1].bfloat16(), r"torch\.bfloat16 and torch\.float32"),
     "meta": (lambda model: model.vit.layers[1].to("meta"), r"layers\.1.*meta device.*load"),
     "compiled part": (lambda model: model.vit.layers[1].compile(backend="eager"), r"layers\.1 is compiled"),
-}
+}  # fmt: skip
 DO_NOT_RUN = ("meta", "mixed dtypes", "compiled", "compiled part")
 
 

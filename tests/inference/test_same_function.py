@@ -72,14 +72,7 @@ def test_attentions_maps_and_padded_batches(vit: Family, implementation: str):
 
 @pytest.mark.parametrize(
     ("choice", "num_read"),
-    [
-        ("default", 1),
-        ("distillation", 2),
-        ("registers_distillation", 2),
-        ("gap", None),
-        ("causal", None),
-        ("rotary", 1),
-    ],
+    {"default": 1, "distillation": 2, "registers_distillation": 2, "gap": None, "causal": None, "rotary": 1}.items(),
 )
 @torch.no_grad()
 def test_the_last_layer_computes_what_the_head_reads(choice: str, num_read: int | None, monkeypatch):

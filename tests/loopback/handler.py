@@ -37,11 +37,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from loopback.store import Refusal, Store
 
-TOKENS = {
-    "hf_alice_write": ("alice", "write"),
-    "hf_alice_read": ("alice", "read"),
-    "hf_bob_write": ("bob", "write"),
-}
+TOKENS = {"hf_alice_write": ("alice", "write"), "hf_alice_read": ("alice", "read"), "hf_bob_write": ("bob", "write")}
 ORGANISATIONS = {"acme": {"alice": "write", "bob": "read"}}
 _PIECE = 1 << 16
 

@@ -87,17 +87,10 @@ CHOICES: dict[str, dict[str, Any]] = {
     "registers_map": {"num_register_tokens": 3, "pooling": "map", "position_embedding": "relative"},
     "map_with_registers": {"num_register_tokens": 3, "pooling": "map_with_registers", "use_class_token": True},
     "positions_of_registers": {"num_register_tokens": 3, "position_on_class_token": "with_registers"},
-    "positions_of_registers_alone": {
-        "num_register_tokens": 3,
-        "position_on_class_token": "with_registers",
-        "position_embedding": "learned_2d",
-        "pooling": "gap",
-    },
-    "registers_distillation": {
-        "num_register_tokens": 2,
-        "use_distillation_token": True,
-        "position_on_class_token": False,
-    },
+    "positions_of_registers_alone": {"num_register_tokens": 3, "position_on_class_token": "with_registers",
+        "position_embedding": "learned_2d", "pooling": "gap"},
+    "registers_distillation": {"num_register_tokens": 2, "use_distillation_token": True,
+        "position_on_class_token": False},
     "norm_before_layers": {"norm_before_layers": True},
     "norm_after_pooling": {"norm_after_pooling": True},
     "norm_after_gap": {"norm_after_pooling": True, "pooling": "gap", "use_class_token": True},
@@ -132,7 +125,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "no_labels": {"num_labels": 0},
     "downsampled": {"prediction_target": "downsampled", "image_mean": (0.4, 0.5, 0.6)},
     "pixels": {"prediction_target": "pixels"},
-}
+}  # fmt: skip
 
 # What a test has to run over, where not every choice (and every choice with every head) can make a difference.
 # Each is the list of what reaches the thing under test; a family runs those it has, and always its default.
@@ -354,7 +347,7 @@ MIXERS = {
             **{name: size for name, size in TINY.items() if name != "num_attention_heads"},
             "token_intermediate_size": 24,
         },
-    ),
+    )
 }
 
 # No Vision Transformers: of the contract, what any model keeps. A test module asks for them by `OTHER_FAMILIES`.

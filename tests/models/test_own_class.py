@@ -159,9 +159,7 @@ def test_registered_as_a_bare_model(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["not registered", "of the same name", "in __main__"])
-def test_class_whose_code_is_not_saved(
-    case: str, write: Write, stranger: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_class_whose_code_is_not_saved(case: str, write: Write, stranger: Client, tmp_path: Path, monkeypatch):
     """Saving says so; without the package nothing takes its place, with it a warning says what does."""
     own_class = derive(write, HfViTForImageClassification)
     if case == "of the same name":

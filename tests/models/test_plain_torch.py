@@ -15,7 +15,10 @@ from transformers import ViTConfig, ViTForImageClassification
 from hf_vit.models.resnet_hf_vit import StdConv2d
 
 # Upstream: torch has no batching rule for its fused attention on CPUs, and says that vmap is slow there.
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+# peft asks for `is_gradient_checkpointing`, which transformers renames.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:There is a performance drop:UserWarning", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
 
 Build = Callable[[int], Any]
 # Weights of several models, and the logits of each.
@@ -141,8 +144,6 @@ def test_dynamic_quantisation_reaches_the_blocks(build: Build, images: torch.Ten
     assert 0 < off < 0.1
 
 
-# Upstream: peft asks for a name that transformers renames.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_lora_on_convolutions(build: Build, images: torch.Tensor):
     """It starts from the same outputs, trains, and merges; a standardised kernel becomes std(W + s BA)."""
     from peft import LoraConfig, get_peft_model
@@ -184,7 +185,6 @@ def test_lora_on_convolutions(build: Build, images: torch.Tensor):
 
 @pytest.mark.parametrize("padding", ["same", "even"])
 @pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2), (7, 2)])
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @torch.no_grad()
 def test_lora_beside_a_standardised_kernel(kernel: int, stride: int, padding: str):
     """Before merging: the outputs with the kernel std(W) + s BA, computed as one convolution, at odd and even sizes."""
@@ -203,11 +203,6 @@ def test_lora_beside_a_standardised_kernel(kernel: int, stride: int, padding: st
         torch.testing.assert_close(model(images), wanted(images), rtol=0, atol=1e-12)
 
 
-# Upstream: peft 0.21 asks for `is_gradient_checkpointing`, which transformers 5.23 renames.
-renamed = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-
-
-@renamed
 def test_lora(family: Family, tmp_path: Path):
     """Train a step on q and v, save, load onto a fresh base, merge: the same logits all along."""
     from peft import LoraConfig, PeftModel, get_peft_model
@@ -248,7 +243,6 @@ def test_arguments_of_text_models_that_are_none_change_nothing(family: Family):
         model(images, attention_mask=torch.ones(2, 4))
 
 
-@renamed
 def test_lora_in_a_model_with_checkpointing(family: Family):
     from peft import LoraConfig, get_peft_model
 

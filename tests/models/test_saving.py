@@ -165,7 +165,8 @@ def test_another_size_by_keyword_and_by_config(family: Family, tmp_path: Path):
 def refuses_another_size(model, folder: Path) -> None:
     """In one line, by every way; the size that it has is none."""
     loader, height, width = type(model), *model.config.nominal_size
-    assert_same_bits_of(loader.from_pretrained(folder, image_size=[height, width]), model)
+    images = torch.rand(1, model.config.num_channels, height, width, dtype=torch.float64)
+    assert_same_bits(loader.from_pretrained(folder, image_size=[height, width])(images), model(images))
     config = model.config_class.from_pretrained(folder, image_size=2 * height)
     for attempt in (
         lambda: loader.from_pretrained(folder, image_size=2 * height),
@@ -178,12 +179,6 @@ def refuses_another_size(model, folder: Path) -> None:
         assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="px only, as its token MLP"):
         model(torch.zeros(1, model.config.num_channels, 2 * height, width))
-
-
-def assert_same_bits_of(given: torch.nn.Module, wanted: torch.nn.Module) -> None:
-    left, right = given.state_dict(), wanted.state_dict()
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_state_dict_keys_are_frozen():

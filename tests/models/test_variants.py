@@ -37,6 +37,7 @@ TIMM = {
     **{"Ti/16": "vit_tiny_patch16_224", "S/32": "vit_small_patch32_224", "B/8": "vit_base_patch8_224"},
     **{"L/16": "vit_large_patch16_224", "H/14": "vit_huge_patch14_224", "R+Ti/16": "vit_tiny_r_s16_p8_224"},
     **{"R26+S/32": "vit_small_r26_s32_224", "R50+L/32": "vit_large_r50_s32_224"},
+    **{f"BiT-R{size}": f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")},
     **{f"Mixer-{size}": f"mixer_{size.replace('/', '').lower()}_224" for size in MIXERS if size != "H/14"},
     **{
         f"DINOv3-{size}/16": f"vit_{theirs}_patch16_dinov3_qkvb"  # with the biases that Meta's files have

@@ -52,14 +52,7 @@ from hf_vit.models.modeling_hf_hybrid_vit import HfHybridViTModel
 MODEL_FILES = ("config.json", "model.safetensors", "preprocessor_config.json")
 # All sizes differ, so that no other order of axes fits by accident: D 6, A 2, K 3, M 5, R 7, L 4, 1 + 2x2 positions.
 SIZES = {
-    "depth": 2,
-    "heads": 2,
-    "head_size": 3,
-    "mlp": 5,
-    "patch": (4, 2),
-    "grid": (2, 2),
-    "representation": 7,
-    "labels": 4,
+    "depth": 2, "heads": 2, "head_size": 3, "mlp": 5, "patch": (4, 2), "grid": (2, 2), "representation": 7, "labels": 4,
 }  # fmt: skip
 
 
@@ -252,20 +245,11 @@ def recorded(file: str, silent: Mapping[str, tuple[str, ...]] | None = None, **o
 # What lies beside the weights of transformers and of timm.
 SQUARE = {"height": 12, "width": 12}
 PIXELS: dict[str, Any] = {
-    "do_resize": True,
-    "resample": 2,
-    "do_rescale": True,
-    "rescale_factor": 0.00392156862745098,
-    "do_normalize": True,
-    "image_mean": [0.5, 0.4, 0.3],
-    "image_std": [0.5, 0.4, 0.3],
-    "do_convert_rgb": True,
+    "do_resize": True, "resample": 2, "do_rescale": True, "rescale_factor": 0.00392156862745098, "do_normalize": True,
+    "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.4, 0.3], "do_convert_rgb": True,
 }  # fmt: skip
 TIMM_CONFIG: dict[str, Any] = {
-    "architecture": "vit_tiny_patch16_224",
-    "num_classes": 5,
-    "num_features": 24,
-    "global_pool": "token",
+    "architecture": "vit_tiny_patch16_224", "num_classes": 5, "num_features": 24, "global_pool": "token",
     "model_args": {"num_heads": 3, "act_layer": "gelu", "img_size": 12},
     "pretrained_cfg": {"input_size": [3, 12, 12], "crop_pct": 0.9, "crop_mode": "center", "interpolation": "bicubic",
         "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.4, 0.3], "label_names": list("abcde"),
@@ -298,16 +282,7 @@ CASES = {
         PIXELS
         | {"feature_extractor_type": "DeiTFeatureExtractor", "size": 14, "do_center_crop": True, "crop_size": SQUARE},
     ),
-    "transformers_vit_hybrid": of_torch(
-        vit_hybrid_parts,
-        lambda model: {
-            "config.json": model.json(),
-            "preprocessor_config.json": {
-                "image_processor_type": "ViTHybridImageProcessor",
-                "size": {"shortest_edge": 36},
-            },
-        },
-    ),
+    "transformers_vit_hybrid": of_torch(vit_hybrid_parts, lambda model: model.files(size={"shortest_edge": 36})),
     "transformers_clip": of_transformers_with_files("CLIPVisionModelWithProjection"),
     "transformers_clip_classifier": replace(
         of_transformers_with_files("CLIPForImageClassification"), silent=dict.fromkeys(IDLE, UNREAD)
@@ -370,16 +345,7 @@ def _transformers(name: str) -> Callable[[Path], str]:
 
 
 def _vit_hybrid(folder: Path) -> str:
-    model = vit_hybrid_parts()
-    state = {name: value.contiguous() for name, value in model.state_dict().items()}
-    state |= {name: value[:3].clone() for name, value in state.items() if name.startswith("classifier.")}
-    folder.mkdir()
-    save_file(state, folder / "model.safetensors")
-    labels = {"id2label": {str(index): name for index, name in enumerate(LABELS)}}
-    (folder / "config.json").write_text(json.dumps(model.json() | labels))
-    steps = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
-    processor = {"image_processor_type": "ViTHybridImageProcessor", **steps}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    vit_hybrid_parts(LABELS).save(folder, size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     return str(folder)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hybrid.reference import stem_shapes
+from hybrid.reference import group_norm, stem_shapes, windows
 
 Arrays = dict[str, np.ndarray]
 PRE_LINEN = (
@@ -246,20 +246,16 @@ def resnet_v2_forward(arrays: Arrays, images: np.ndarray, pool_fill: float = -np
     arrays = {key: np.asarray(value, np.float64) for key, value in arrays.items()}
 
     def norm_relu(x: np.ndarray, name: str) -> np.ndarray:
-        groups = x.reshape(*x.shape[:3], 32, -1)
-        centred = groups - groups.mean((1, 2, 4), keepdims=True)
-        scaled = centred / np.sqrt((centred**2).mean((1, 2, 4), keepdims=True) + 1e-5)
-        normed = scaled.reshape(x.shape) * arrays[f"{name}/scale"].ravel() + arrays[f"{name}/bias"].ravel()
-        return np.maximum(normed, 0)
+        return np.maximum(group_norm(x, arrays[f"{name}/scale"], arrays[f"{name}/bias"], eps=1e-5), 0)
 
     def conv(x: np.ndarray, name: str, stride: int = 1) -> np.ndarray:
         kernel = arrays[f"{name}/kernel"]
         kernel = kernel - kernel.mean((0, 1, 2))
         kernel = kernel / np.sqrt((kernel**2).mean((0, 1, 2)) + 1e-10)
-        return np.einsum("bhwpqc,pqco->bhwo", windows(x, kernel.shape[0], stride, 0.0), kernel)
+        return np.einsum("bhwpqc,pqco->bhwo", windows(x, len(kernel), stride, 0.0, pad=len(kernel) // 2), kernel)
 
     x = conv(np.asarray(images, np.float64), "root_block/conv_root", 2)
-    out = {"stem": windows(x, 3, 2, pool_fill).max((3, 4))}
+    out = {"stem": windows(x, 3, 2, pool_fill, pad=1).max((3, 4))}
     x, stage = out["stem"], 1
     while any(key.startswith(f"block{stage}/") for key in arrays):
         for unit in range(1, 1 + len({key.split("/")[1] for key in arrays if key.startswith(f"block{stage}/")})):
@@ -272,14 +268,6 @@ def resnet_v2_forward(arrays: Arrays, images: np.ndarray, pool_fill: float = -np
         stage += 1
     out["pre_logits"] = norm_relu(x, "norm-pre-head").mean((1, 2))
     return out | {"logits": out["pre_logits"] @ arrays["head/kernel"] + arrays["head/bias"]}
-
-
-def windows(x: np.ndarray, kernel: int, stride: int, fill: float) -> np.ndarray:
-    """[B, H, W, C] -> [B, H', W', kernel, kernel, C] with `kernel // 2` places of `fill` on every side."""
-    half = kernel // 2
-    padded = np.pad(x, ((0, 0), (half, half), (half, half), (0, 0)), constant_values=fill)
-    rows, columns = (range(0, side + 2 * half - kernel + 1, stride) for side in x.shape[1:3])
-    return np.stack([np.stack([padded[:, i : i + kernel, j : j + kernel] for j in columns], 1) for i in rows], 1)
 
 
 def make_mixer(

@@ -1,7 +1,8 @@
 """Small random models of transformers, timm and CLIP, as sources of conversions."""
 
+import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import timm
 import torch
 import transformers
+from safetensors.torch import save_file
 from timm.layers import StdConv2d
 from timm.models import save_for_hf
 from timm.models.mlp_mixer import _create_mixer
@@ -53,22 +55,22 @@ def of_transformers(name: str, build: Callable[[Any], nn.Module] | None = None, 
     return randomise((build or made)(made.config_class(**fields)))
 
 
-def vit_hybrid_parts(**backbone: Any) -> nn.Module:
+def vit_hybrid_parts(labels: Sequence[str] = [f"LABEL_{i}" for i in range(5)]) -> "ViTHybrid":
     """transformers' former ViTHybrid, put together from what is still there: BiT, and the blocks of ViT."""
     bit = {
         "embedding_size": 32, "hidden_sizes": [128, 256], "depths": [2, 1], "layer_type": "bottleneck",
         "global_padding": "same", "embedding_dynamic_padding": True, "out_features": ["stage2"],
     }  # fmt: skip
-    return randomise(ViTHybrid(transformers.BitConfig(**{**bit, **backbone})))
+    return randomise(ViTHybrid(transformers.BitConfig(**bit), labels))
 
 
 class ViTHybrid(nn.Module):
     """Its classifier, under the names its files have; 16 px of the image are behind a token."""
 
-    def __init__(self, bit: Any) -> None:
+    def __init__(self, bit: Any, labels: Sequence[str]) -> None:
         super().__init__()
         fields = {**SIZES, "image_size": 32, "patch_size": 8}
-        self.config, self.bit = transformers.ViTConfig(**fields), bit
+        self.config, self.bit, self.labels = transformers.ViTConfig(**fields), bit, labels
         self.vit = transformers.ViTModel(self.config, add_pooling_layer=False)
         width = self.config.hidden_size
         patches = nn.Module()
@@ -76,7 +78,7 @@ class ViTHybrid(nn.Module):
         patches.backbone.bit = transformers.BitModel(bit)
         patches.projection = nn.Conv2d(bit.hidden_sizes[-1], width, kernel_size=1)
         self.vit.embeddings.patch_embeddings = patches
-        self.classifier = nn.Linear(width, 5)
+        self.classifier = nn.Linear(width, len(labels))
 
     def tokens(self, pixel_values: torch.Tensor) -> torch.Tensor:
         embeddings, bit = self.vit.embeddings, self.vit.embeddings.patch_embeddings.backbone.bit
@@ -108,8 +110,19 @@ class ViTHybrid(nn.Module):
             "image_size": 32,
             "patch_size": 1,
             "backbone_config": backbone,
-            "id2label": {str(i): f"LABEL_{i}" for i in range(5)},
+            "id2label": {str(i): label for i, label in enumerate(self.labels)},
         }
+
+    def files(self, **steps: Any) -> dict[str, Any]:
+        """What lies beside the weights."""
+        processor = {"image_processor_type": "ViTHybridImageProcessor", **steps}
+        return {"config.json": self.json(), "preprocessor_config.json": processor}
+
+    def save(self, folder: Path, **steps: Any) -> None:
+        folder.mkdir()
+        save_file(self.state_dict(), folder / "model.safetensors")
+        for name, content in self.files(**steps).items():
+            (folder / name).write_text(json.dumps(content))
 
 
 def old_spelling(name: str) -> str:

@@ -74,9 +74,7 @@ def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path, content: bytes, r
     assert path.read_bytes() == content
 
 
-def test_what_cannot_be_written_leaves_the_old_file_and_no_litter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_written_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match="does not exist"):
         append_record(tmp_path / "nowhere", _record())
     append_record(tmp_path, _record())

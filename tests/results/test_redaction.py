@@ -7,7 +7,8 @@ from hf_vit.results.redaction import find_secret, redact_arguments, redact_comma
 TOKENS = (
     "hf_" + "aB3" * 12, "api_org_" + "Zz9" * 10, "ghp_" + "x1Y2" * 9, "github_pat_" + "11ABC_" * 6,
     "glpat-" + "a1b2c3d4e5" * 2, "sk-ant-api03-" + "q7" * 12, "AKIA" + "ABCDEFGH12345678", "AIza" + "Sy0-_" * 7,
-    "xoxb-" + "1234567890-ab", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-_123",
+    "ya29." + "a0Af" * 8, "pypi-AgEIcHlwaS5vcmc" + "x7" * 12, "npm_" + "b8Y2" * 9, "dapi" + "0a1b" * 8,
+    "sk-proj-" + "q7" * 12, "xoxb-" + "1234567890-ab", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-_123",
 )  # fmt: skip
 # Nothing of this is secret, though it sounds or looks like it.
 HARMLESS = (
@@ -84,6 +85,7 @@ def test_options_that_sound_secret_lose_their_value(option: str) -> None:
             "pipe:curl -H 'Authorization: Bearer REDACTED' https://h/x",
         ),
         ("HF_TOKEN=abc python run.py", "HF_TOKEN=REDACTED python run.py"),
+        ("WANDB_API_KEY=0123456789abcdef", "WANDB_API_KEY=REDACTED"),
         ("{'hub_token': 'abc', 'seed': 1}", "{'hub_token': REDACTED, 'seed': 1}"),
     ],
 )
