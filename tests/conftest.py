@@ -205,6 +205,18 @@ def command(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, 
 
 
 @pytest.fixture
+def succeeds(command: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """Run `hf-vit` with what it can do: what it printed."""
+
+    def run(*words: object) -> str:
+        code, out, err = command(*words)
+        assert code == 0, err
+        return out
+
+    return run
+
+
+@pytest.fixture
 def fails(command: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
     """Run `hf-vit` with what it refuses before any work: in one line, which is returned and holds these words."""
 

@@ -5,12 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
+from data.conftest import make_tar
 from PIL import Image
 
 from hf_vit import HfViTConfig
 from hf_vit.loading.folders import list_checkpoints
 
 COLOURS = {"blue": (40, 40, 230), "green": (40, 200, 40), "red": (230, 40, 40)}
+NAMES = list(COLOURS)
 
 
 def coloured_square(colour, seed, side=12):
@@ -40,6 +42,11 @@ def write_parquet(path, files, names=tuple(COLOURS)):
     Dataset.from_dict(rows, features=features).to_parquet(path)
 
 
+def write_tar(path, files):
+    """Write such a shard as webdataset."""
+    make_tar(path, [{"png": each.read_bytes(), "cls": b"%d" % NAMES.index(each.parent.name)} for each in files])
+
+
 def write_numbers(root, sizes):
     """Write shards with so many rows each, numbered through, and return a stream of them."""
     from datasets import Dataset, load_dataset
@@ -50,6 +57,25 @@ def write_numbers(root, sizes):
         Dataset.from_dict({"image": numbers, "label": numbers}).to_parquet(root / f"{shard}.parquet")
     files = sorted(map(str, root.glob("*.parquet")))
     return load_dataset("parquet", data_files=files, streaming=True, split="train")
+
+
+class Rows:
+    """A transform of such rows that tells the epoch, as those of `hf_vit.data.transforms`, and counts what it read."""
+
+    mixable = True
+    prepared = 0
+
+    def __init__(self):
+        import torch
+
+        self._epoch = torch.tensor(-1).share_memory_()
+
+    def set_epoch(self, epoch):
+        self._epoch.fill_(epoch)
+
+    def __call__(self, batch):
+        Rows.prepared += len(batch["image"])
+        return {"pixel_values": [(int(self._epoch), row) for row in batch["image"]], "label": batch["label"]}
 
 
 def softmax(row, temperature=1.0):
@@ -152,6 +178,15 @@ def make_colours():
     return make_colour_folder
 
 
+def save_model(model, folder, **settings):
+    """Save a model with an image processor of its size, and return the folder."""
+    from hf_vit.data import make_processor
+
+    model.save_pretrained(folder)
+    make_processor(model.config, **settings).save_pretrained(folder)
+    return folder
+
+
 def make_tiny_config(**fields):
     sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
     return HfViTConfig(**{**sizes, "intermediate_size": 32, "num_labels": 3, **fields})
@@ -181,15 +216,11 @@ def tiny_checkpoint(tiny_config, tmp_path_factory):
     import torch
 
     from hf_vit import HfViTForImageClassification
-    from hf_vit.data import make_processor
 
-    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
     torch.manual_seed(0)
     model = HfViTForImageClassification(tiny_config(num_labels=2))
     torch.nn.init.normal_(model.classifier.weight)
-    model.save_pretrained(folder)
-    make_processor(model.config, image_mean=[0.4, 0.5, 0.6]).save_pretrained(folder)
-    return folder
+    return save_model(model, tmp_path_factory.mktemp("checkpoint") / "tiny", image_mean=[0.4, 0.5, 0.6])
 
 
 @pytest.fixture

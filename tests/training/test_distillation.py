@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
-from training.conftest import Images, make_teacher_model, same_weights, softmax
+from training.conftest import NAMES, Images, make_teacher_model, same_weights, save_model, softmax
 from transformers import (
     AutoModelForImageClassification,
     ConvNextImageProcessor,
@@ -36,7 +36,6 @@ from hf_vit.training.tasks.distillation import (
     open_teacher,
 )
 
-NAMES = ["blue", "green", "red"]
 SETTINGS = dict(steps=8, evaluations=4, batch_size=12, learning_rate=2e-3, mixup_alpha=0.2, dropout=0.1, shift_px=1)
 
 
@@ -101,11 +100,8 @@ def images():
 @pytest.fixture
 def teacher_folder(tiny_config, tmp_path_factory):
     """A saved teacher with a scale of its own."""
-    folder = tmp_path_factory.mktemp("teacher") / "teacher"
-    model = make_teacher_model()
-    model.save_pretrained(folder)
-    make_processor(model.config, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.25]).save_pretrained(folder)
-    return folder
+    scale = dict(image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.25])
+    return save_model(make_teacher_model(), tmp_path_factory.mktemp("teacher") / "teacher", **scale)
 
 
 @pytest.mark.parametrize("resample", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC])
@@ -117,9 +113,8 @@ def test_the_teacher_sees_its_own_size(side, resample, tiny_config, images):
     seen = []
     model = make_teacher_model(image_size=side)
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    open_teacher((model, own)).answer(
-        student(images, return_tensors="pt")["pixel_values"], PixelScale.from_processor(student)
-    )
+    pixels = student(images, return_tensors="pt")["pixel_values"]
+    open_teacher((model, own)).answer(pixels, PixelScale.from_processor(student))
     wanted = own(images, return_tensors="pt")["pixel_values"]
     assert seen[0].shape == wanted.shape
     assert (seen[0] - wanted).abs().max() <= 1.25 / 255
@@ -162,9 +157,7 @@ def test_classes_are_matched_by_name(tiny_config, teacher_folder):
     pixels = torch.rand(2, 3, 8, 8)
     scale = PixelScale.from_processor(ViTImageProcessor.from_pretrained(teacher_folder))
     torch.testing.assert_close(teacher.answer(pixels, scale), model(pixels).logits[:, [2, 3, 0]], atol=1e-5, rtol=1e-4)
-    with pytest.raises(
-        UserError, match=r"teacher HfViTForImageClassification cannot be used: the data has classes .*'black'"
-    ):
+    with pytest.raises(UserError, match=r"teacher HfViT\w+ cannot be used: the data has classes .*'black'"):
         teacher.select_classes(["blue", "black"])
 
 
@@ -341,12 +334,10 @@ def test_students_without_a_place_for_the_token(distil, tiny_checkpoint, tmp_pat
 # --- the command line ---
 
 
-def test_flags(command, colours, teacher_folder, tmp_path):
+def test_flags(succeeds, colours, teacher_folder, tmp_path):
     arguments = ("finetune", "--model", "Ti/4", "--data", colours, "--output", tmp_path / "out", "--image-size", "8")
     steps = ("--steps", "1", "--evaluations", "1", "--batch-size", "4", "--device", "cpu")
     taught = ("--teacher", teacher_folder, "--distillation", "soft", "--temperature", 2, "--distillation-weight", 0.3)
-    code, out, err = command(*arguments, *steps, *taught)
-    assert code == 0, err
-    assert ", teacher teacher) on" in out
+    assert ", teacher teacher) on" in succeeds(*arguments, *steps, *taught)
     values = json.loads((tmp_path / "out" / "facts.json").read_text())[0]["values"]
     assert (values["distillation"], values["temperature"], values["distillation_weight"]) == ("soft", 2.0, 0.3)

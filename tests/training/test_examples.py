@@ -85,10 +85,8 @@ def test_slurm_jobs_resume_and_have_folders_of_their_own(monkeypatch):
     runpy.run_path(str(EXAMPLES / "slurm/finetune.py"), run_name="__main__")
     finetune = typer.main.get_command(build_app()).commands["finetune"]
     given = [finetune.make_context("hf-vit finetune", each.arguments[1:]).params for each in trainings]
-    assert [(each["learning_rate"], each["output"].as_posix(), each["resume"]) for each in given] == [
-        (0.001, "out/b16/0.001", True),
-        (0.003, "out/b16/0.003", True),
-    ]
+    runs = [(each["learning_rate"], each["output"].as_posix(), each["resume"]) for each in given]
+    assert runs == [(0.001, "out/b16/0.001", True), (0.003, "out/b16/0.003", True)]
     expected = {"folder": "out/b16.jobs", "cluster": "slurm", "nodes": 2, "gpus_per_node": 8, "tasks_per_node": 8}
     assert asked.items() >= (expected | {"timeout_min": 90, "slurm_partition": "gpu"}).items()
 
@@ -121,10 +119,9 @@ def test_demo_by_command(command, tmp_path):
 
 def test_output_of_others_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("the only copy")
-    with pytest.raises(UserError, match="holds files that are not from hf-vit demo"):
-        claim_output(tmp_path)
-    with pytest.raises(UserError, match="holds files that are not from hf-vit demo"):
-        claim_output(tmp_path / "thesis.txt")
+    for output in (tmp_path, tmp_path / "thesis.txt"):
+        with pytest.raises(UserError, match="holds files that are not from hf-vit demo"):
+            claim_output(output)
     claim_output(tmp_path / "new")
 
 

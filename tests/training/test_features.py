@@ -128,10 +128,7 @@ def test_damaged_and_foreign_features_are_refused(how, train, cache):
         (dict(task="segmentation"), "needs a classifier that has no teacher"),
         (dict(drop_path=0.1), "drop_path_rate 0.1"),
         (dict(dropout=0.1), "hidden_dropout_prob 0.1"),
-        (
-            dict(config=make_tiny_config(**ROTARY)),
-            "jitter",
-        ),
+        (dict(config=make_tiny_config(**ROTARY)), "jitter"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

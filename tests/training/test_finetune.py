@@ -15,6 +15,7 @@ import torch
 from accelerate.state import AcceleratorState
 from PIL import Image
 from scipy.stats import binom
+from training.conftest import save_model
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
@@ -28,7 +29,7 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.cost import memory_plan
-from hf_vit.data import load_data, make_processor
+from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate, evaluate_protocol
 from hf_vit.loading.start import build_classifier, build_processor, choose_image_size, find_model
 from hf_vit.models.embeddings_hf_vit import resample_position_table
@@ -81,9 +82,7 @@ def test_fine_tuning_a_checkpoint_by_command(tuned, colours):
 
 
 @pytest.mark.parametrize(("emulated", "attention"), [(False, "eager"), (True, "sdpa")])
-def test_bfloat16_on_a_cpu(
-    emulated: bool, attention: str, tiny_checkpoint, colours, tmp_path, command, processor, monkeypatch
-):
+def test_bfloat16_on_a_cpu(emulated, attention, tiny_checkpoint, colours, tmp_path, command, processor, monkeypatch):
     """Explicit attention where the processor has instructions for it; the saved model has torch's own again."""
     processor(avx512_bf16=not emulated)
     used: list[str] = []
@@ -103,9 +102,7 @@ def test_bfloat16_on_a_cpu(
     assert (saved.dtype, saved.config._attn_implementation) == (torch.float32, "sdpa")
 
 
-def test_accelerates_configuration_does_not_change_the_precision(
-    tiny_checkpoint, colours, tmp_path, monkeypatch, stop_at
-):
+def test_accelerates_configuration_changes_no_precision(tiny_checkpoint, colours, tmp_path, monkeypatch, stop_at):
     """`accelerate launch` passes its own on in a variable."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     used: list[str] = []
@@ -133,9 +130,8 @@ CHOICES += [("fp32", 768, AMX, False), ("bf16", 64, WITHOUT, True)]
 
 
 @pytest.mark.parametrize(("precision", "width", "capabilities", "is_bf16"), CHOICES)
-def test_precision_auto_is_bfloat16_for_wide_models_with_matrix_units(
-    precision, width, capabilities, is_bf16, processor, tiny_config
-):
+def test_precision_auto_is_bfloat16_for_wide_models(precision, width, capabilities, is_bf16, processor, tiny_config):
+    """On a processor with matrix units."""
     processor(**capabilities)
     options = FinetuneOptions(device="cpu", precision=precision)
     assert use_bf16(options, tiny_config(hidden_size=width)) == is_bf16
@@ -175,9 +171,8 @@ def test_facts_record_what_was_used_and_found(tuned, colours):
 
 
 def test_it_learns_and_keeps_the_best_checkpoint(colours, tiny_config, tmp_path):
-    result = finetune(
-        tiny_config(), str(colours), tmp_path / "out", steps=120, evaluations=6, batch_size=16, learning_rate=3e-3
-    )
+    settings = dict(steps=120, evaluations=6, batch_size=16, learning_rate=3e-3)
+    result = finetune(tiny_config(), str(colours), tmp_path / "out", **settings)
     evaluations = {entry["step"]: entry for entry in result.history if "eval_accuracy" in entry}
     assert list(evaluations) == [20, 40, 60, 80, 100, 120]
     best = max(evaluations.values(), key=lambda entry: (entry["eval_accuracy"], -entry["eval_loss"]))
@@ -279,9 +274,7 @@ def saved(tiny_config, tmp_path):
         for name, parameter in model.named_parameters():
             if "classifier" in name:
                 torch.nn.init.normal_(parameter)
-        model.save_pretrained(tmp_path / "saved")
-        make_processor(config).save_pretrained(tmp_path / "saved")
-        return tmp_path / "saved", model
+        return save_model(model, tmp_path / "saved"), model
 
     return make
 
@@ -377,12 +370,11 @@ def test_of_few_images_chance_explains_not_all():
     assert compute_chance_accuracy(np.array([0, 1, 2] * 2)) == pytest.approx(2 / 3)
 
 
-def test_a_model_that_has_hardly_learnt_is_told(colours, make_colours, command, tmp_path, tiny_checkpoint):
+def test_a_model_that_has_hardly_learnt_is_told(colours, make_colours, succeeds, tmp_path, tiny_checkpoint):
     """Nothing can be learnt of classes that look alike."""
     alike = make_colours(tmp_path / "alike", colours=dict.fromkeys(("blue", "green", "red"), (90, 90, 90)))
     arguments = ("finetune", "--model", tiny_checkpoint, "--batch-size", "16", "--evaluations", "1")
-    code, out, _ = command(*arguments, "--data", alike, "--output", tmp_path / "out", "--steps", "2")
-    assert code == 0
+    out = succeeds(*arguments, "--data", alike, "--output", tmp_path / "out", "--steps", "2")
     (line,) = (line for line in out.splitlines() if "hardly learned" in line)
     assert "train longer" in line
     values = Facts.load(tmp_path / "out").records[0].values
@@ -390,8 +382,8 @@ def test_a_model_that_has_hardly_learnt_is_told(colours, make_colours, command, 
     row = f"| validation accuracy that chance explains, at most | {values['chance_accuracy']:.2%} |"
     assert row in (tmp_path / "out" / "README.md").read_text().replace("\\", "")
     learning = ("--steps", "100", "--learning-rate", "3e-3")
-    code, out, _ = command(*arguments, "--data", colours, "--output", tmp_path / "learnt", *learning)
-    assert (code, "hardly learned" in out) == (0, False)
+    out = succeeds(*arguments, "--data", colours, "--output", tmp_path / "learnt", *learning)
+    assert "hardly learned" not in out
 
 
 def test_the_last_step_is_judged_whatever_the_interval(colours, tiny_config, tmp_path):
@@ -412,14 +404,13 @@ def test_of_equal_accuracies_the_lower_loss_is_better():
     assert score(7001, 20.0) > score(7000, 0.5)
 
 
-def test_a_training_takes_the_size_of_the_checkpoint_s_processor(command, tiny_checkpoint, colours, tmp_path):
+def test_a_training_takes_the_size_of_the_checkpoint_s_processor(succeeds, tiny_checkpoint, colours, tmp_path):
     """A DINOv2 of 518 px by its config is fed 224 px by its processor; and sizes of a recipe become whole patches."""
     model, sizes = shutil.copytree(tiny_checkpoint, tmp_path / "model"), {}
     ViTImageProcessor(size={"height": 12, "width": 12}).save_pretrained(model)
     for name, more in {"processor": (), "option": ("--image-size", "8")}.items():
         words = ("--data", colours, "--output", tmp_path / name, *SHORT, *more)
-        code, sizes[name], err = command("finetune", "--model", model, *words)
-        assert code == 0, err
+        sizes[name] = succeeds("finetune", "--model", model, *words)
         config = json.loads((tmp_path / name / "config.json").read_text())
         assert config["image_size"] == {"processor": 12, "option": 8}[name]
     told = "is trained at the 12x12 px of its image processor; its config says 8x8 px"
@@ -428,10 +419,8 @@ def test_a_training_takes_the_size_of_the_checkpoint_s_processor(command, tiny_c
     (note,) = choose_image_size(source, (10, 10), None)[1]
     assert note.startswith("images of 10x10 px do not divide into whole patches of 4x4 px")
     assert choose_image_size(source, [8, 8], None) == ((8, 8), [])
-    assert choose_image_size(source, None, (15, 18)) == (
-        (12, 16),
-        ["the recipe's images of 15x18 px become 12x16 px, whole patches of 4x4 px"],
-    )
+    cut = "the recipe's images of 15x18 px become 12x16 px, whole patches of 4x4 px"
+    assert choose_image_size(source, None, (15, 18)) == ((12, 16), [cut])
 
 
 def test_a_short_training_evaluates_no_longer_than_it_trains(tiny_checkpoint, tmp_path):

@@ -56,9 +56,8 @@ def test_numbers_of_numpy_are_numbers(train, done, tmp_path, colours):
     """As they come from a table of settings."""
     changes = {"learning_rate": np.float64(SETTINGS["learning_rate"]), "steps": np.int64(SETTINGS["steps"])}
     image_size = np.int64(json.loads((done.folder / "config.json").read_text())["image_size"])
-    assert same_weights(
-        done.folder, train(tmp_path / "out", None, changes, seed=np.int64(0), image_size=image_size).folder
-    )
+    again = train(tmp_path / "out", None, changes, seed=np.int64(0), image_size=image_size)
+    assert same_weights(done.folder, again.folder)
     measured = evaluate(done.folder, str(colours), batch_size=np.int64(8), device="cpu", progress=False)
     assert measured.result.headline() == done.test.headline()
 
@@ -246,9 +245,8 @@ def test_sigterm_does_not_break_the_opening_of_a_file(tmp_path):
     os.mkfifo(file := tmp_path / "scheduler.pt")
     training, state, control, stop = TrainingArguments(tmp_path), TrainerState(), TrainerControl(), StopOnTermination()
     stop.on_train_begin(training, state, control)
-    asking = subprocess.Popen(
-        ["sh", "-c", f"sleep 0.3; kill -TERM {os.getpid()}; sleep 0.1; exec cat '{file}'"], stdout=subprocess.PIPE
-    )
+    script = f"sleep 0.3; kill -TERM {os.getpid()}; sleep 0.1; exec cat '{file}'"
+    asking = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
     try:
         torch.save({"step": 1}, file)  # waits until it is read
         saved = asking.communicate()[0]
@@ -272,11 +270,8 @@ def test_a_data_worker_that_is_killed_is_one_line(train, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(SeededDataset, "__getitems__", killed)
-        message = r"^a data loading process was killed, probably because memory ran out \(DataLoader worker .*\); "
-        with pytest.raises(
-            UserError,
-            match=message + r"free some memory or choose a smaller --num-workers, then .* --resume",
-        ):
+        message = r"^a data loading process was killed, .* memory ran out .*; free .* --num-workers, then .* --resume"
+        with pytest.raises(UserError, match=message):
             train(tmp_path / "out", num_workers=1)
     assert train(tmp_path / "out", resume=True).steps == 4
 
@@ -330,10 +325,9 @@ def test_the_loss_of_a_step_is_that_of_all_its_micro_batches(make_trainer):
         def on_step_end(self, args, state, control, **kwargs):
             losses.append(self._step_loss())
 
-    whole = make_trainer(max_steps=3, per_device_train_batch_size=4, logging_steps=1, learning_rate=1e-2)
-    parts = make_trainer(
-        max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2, logging_steps=1, learning_rate=1e-2
-    )
+    settings = dict(max_steps=3, logging_steps=1, learning_rate=1e-2)
+    whole = make_trainer(per_device_train_batch_size=4, **settings)
+    parts = make_trainer(per_device_train_batch_size=2, gradient_accumulation_steps=2, **settings)
     for trainer in (whole, parts):
         trainer.add_callback(Watching(lambda trainer=trainer: float(trainer._step_loss)))
         trainer.train()
@@ -391,9 +385,8 @@ MEASURED = FinetuneOptions(device="cpu", precision="fp32", micro_batch_size=4)
 
 
 @pytest.mark.parametrize(("a_batch", "a_step", "limit"), [(0.2, 0.05, "data"), (0.1, 0.4, "model")])
-def test_images_a_second_by_a_clock_that_input_and_model_move(
-    make_colours, tmp_path, tiny_config, monkeypatch, a_batch, a_step, limit
-):
+def test_images_a_second(make_colours, tmp_path, tiny_config, monkeypatch, a_batch, a_step, limit):
+    """By a clock that input and model move."""
     now = 0.0
 
     def takes(owner, name, seconds):
@@ -417,15 +410,14 @@ def test_images_a_second_by_a_clock_that_input_and_model_move(
     assert (found.micro_batch_size, found.num_workers, found.is_cached) == (4, 0, True)
 
 
-def test_bench_data_by_command(command, colours, tiny_checkpoint, monkeypatch):
+def test_bench_data_by_command(succeeds, colours, tiny_checkpoint, monkeypatch):
     with pytest.raises(UserError, match="too short to measure"):
         measure_input(str(tiny_checkpoint), str(colours), options=MEASURED, seconds=0)
     measured = InputSpeed(100.0, 50.0, 40.0, 8, 2, False)
     monkeypatch.setattr("hf_vit.training.input_speed.measure_input", lambda *args, **kwargs: measured)
-    code, out, _ = command("bench", "data", "--data", colours, "--model", tiny_checkpoint, "--num-workers", "2")
-    assert code == 0
+    out = succeeds("bench", "data", "--data", colours, "--model", tiny_checkpoint, "--num-workers", "2")
     assert "the model is the bottleneck: data loading could supply 2.0 times as many images" in out
     assert "2 workers" in out
     measured = InputSpeed(10.0, 40.0, 9.0, 8, 0, True)
-    assert "the model could train on 4.0 times as many" in command("bench", "data", "--data", "d", "--model", "m")[1]
-    assert "bench" in command("--help")[1]
+    assert "the model could train on 4.0 times as many" in succeeds("bench", "data", "--data", "d", "--model", "m")
+    assert "bench" in succeeds("--help")

@@ -314,9 +314,7 @@ def test_sharding_is_refused_before_the_first_step(two):
 @pytest.mark.slow  # two processes train in twelve ways
 def test_a_full_disk_of_one_process_ends_all_in_a_line(two):
     first, second = two[1]("full-disk")
-    assert first.startswith(
-        "process 0 of 2 lost contact with another process, which ended or did not respond for 20 seconds"
-    )
+    assert first.startswith("process 0 of 2 lost contact with another process, which ended or did not respond for 20")
     assert "cannot be written: " in second
     assert "space" in second
     assert "--resume" in first

@@ -87,9 +87,8 @@ def test_checkpoints_and_model_are_the_closed_form_average(averaging):
 
 
 def test_the_best_average_is_what_is_left(averaging):
-    trainer = averaging(
-        load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=False, learning_rate=3.0
-    )
+    keep_best = dict(load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=False)
+    trainer = averaging(**keep_best, learning_rate=3.0)
     trainer.train()
     best = load_file(Path(trainer.state.best_model_checkpoint) / "model.safetensors")
     assert all(torch.equal(trainer.model.state_dict()[name], value) for name, value in best.items())
@@ -246,11 +245,8 @@ def binary_by_hand(logits, targets):
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize(("threshold", "smoothing"), [(None, 0.0), (None, 0.3), (0.2, 0.1), (0.0, 0.1)])
 def test_binary_loss_is_the_hand_computed_one(soft, threshold, smoothing, make_trainer):
-    trainer = make_trainer(
-        dataset=Images(soft=soft),
-        extras=dict(compute_loss_func=BinaryCrossEntropy(threshold)),
-        label_smoothing_factor=smoothing,
-    )
+    extras = dict(compute_loss_func=BinaryCrossEntropy(threshold))
+    trainer = make_trainer(dataset=Images(soft=soft), extras=extras, label_smoothing_factor=smoothing)
     data = trainer.train_dataset
     labels = data.labels if soft else F.one_hot(data.labels, 3).float()
     targets = labels * (1 - smoothing) + smoothing / 3

@@ -320,29 +320,24 @@ def test_a_rate_that_diverges_is_told_and_passed_over(sweep, tmp_path, monkeypat
         sweep(tmp_path / "none", rates=(1e-6,))
 
 
-def test_a_sweep_by_command(command, tiny_checkpoint, colours, tmp_path):
+def test_a_sweep_by_command(command, fails, tiny_checkpoint, colours, tmp_path):
     arguments = ("finetune", "--model", tiny_checkpoint, "--data", colours, "--batch-size", "16")
     output = tmp_path / "out"
-    code, out, err = command(
-        *arguments, "--output", output, "--sweep-rates", "0.001,0.003", "--steps", "4", "--evaluations", "1"
-    )
+    quick = ("--sweep-rates", "0.001,0.003", "--steps", "4", "--evaluations", "1")
+    code, out, err = command(*arguments, "--output", output, *quick)
     assert code == 0, err
     assert [line.partition(":")[0] for line in err.splitlines()] == ["step 4 of 4"] * 2
     assert "learning rates, validation split" in out
     assert sum(line.endswith("best │") and "0.00" in line for line in out.splitlines()) == 1
     record = json.loads((output / "facts.json").read_text())[0]
     assert "--sweep-rates 0.001,0.003" in record["command"]
-    for value, message in (
-        ("a,b", "is not a list of numbers"),
-        ("0.1,0.1", "contain a duplicate"),
-        ("-1", "greater than 0"),
+    for words, message in (
+        (("--sweep-rates", "a,b"), "is not a list of numbers"),
+        (("--sweep-rates", "0.1,0.1"), "contain a duplicate"),
+        (("--sweep-rates", "-1"), "greater than 0"),
+        (("--recipe", "digits", "--lr-sweep"), "has no learning rates for --lr-sweep"),
     ):
-        code, _, err = command(*arguments, "--output", tmp_path / "no", "--sweep-rates", value)
-        assert code == 1
-        assert message in err
-    code, _, err = command(*arguments, "--output", tmp_path / "no", "--recipe", "digits", "--lr-sweep")
-    assert code == 1
-    assert "has no learning rates for --lr-sweep" in err
+        fails((*arguments, "--output", tmp_path / "no", *words), message)
     assert not (tmp_path / "no").exists()
 
 
@@ -355,9 +350,8 @@ def test_tune_auto_trains_the_best_of_short_trials_and_goes_on_after_a_kill(tiny
 
     told = []
     done = run("auto", tune="auto", keep_checkpoints=True, report=told.append)
-    alone = {
-        tune: run(tune, tune=tune, steps=6, evaluations=1, warmup=3.0).validation for tune in ("head", "lora", "all")
-    }
+    short = dict(steps=6, evaluations=1, warmup=3.0)
+    alone = {tune: run(tune, tune=tune, **short).validation for tune in ("head", "lora", "all")}
     assert {trial["tune"]: {name: trial[name] for name in ("accuracy", "loss")} for trial in done.trials} == alone
     best = max(alone, key=lambda tune: (alone[tune]["accuracy"], -alone[tune]["loss"]))
     assert done.recipe.tune == best == "all"
@@ -374,9 +368,8 @@ def test_tune_auto_trains_the_best_of_short_trials_and_goes_on_after_a_kill(tiny
         run("again", resume=True, lr_sweep=RATES)
     result = run("again", tune="auto", resume=True)
     assert same_weights(result.folder, done.folder)
-    assert [{**trial, "seconds": None} for trial in result.trials] == [
-        {**trial, "seconds": None} for trial in done.trials
-    ]
+    without_time = [[{**trial, "seconds": None} for trial in each.trials] for each in (done, result)]
+    assert without_time[0] == without_time[1]
     finished = run("again", tune="auto", resume=True)
     assert (finished.recipe.tune, finished.trials) == (best, result.trials)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
-from training.conftest import write_numbers
+from training.conftest import Rows, write_numbers
 
 from hf_vit import UserError
 from hf_vit.data import AugmentationConfig, ImageCollator, TransformedImages, load_data, make_processor
@@ -46,9 +46,7 @@ def batches(workers, epoch, seed=3, batch_size=4):
     sampler = EpochSampler(10, seed)
     sampler.set_epoch(epoch)
     dataset = SeededDataset(Noisy(), collate_noisy, seed)
-    return list(
-        DataLoader(dataset, sampler=sampler, batch_size=batch_size, num_workers=workers, collate_fn=return_unchanged)
-    )
+    return list(DataLoader(dataset, batch_size, sampler=sampler, num_workers=workers, collate_fn=return_unchanged))
 
 
 def test_batches_depend_on_seed_and_epoch_alone():
@@ -100,9 +98,7 @@ def test_repeated_augmentation_shows_few_images_in_several_variations(workers):
         sampler = EpochSampler(12, seed=3, repeats=3)
         sampler.set_epoch(epoch)
         assert len(sampler) == 12
-        batches = list(
-            DataLoader(dataset, sampler=sampler, batch_size=6, num_workers=workers, collate_fn=return_unchanged)
-        )
+        batches = list(DataLoader(dataset, 6, sampler=sampler, num_workers=workers, collate_fn=return_unchanged))
         assert [len(batch) for batch in batches] == [6, 6]
         for batch in batches:
             for (image, _), (neighbour, _) in zip(batch, batch[-1:] + batch[:-1], strict=True):
@@ -130,15 +126,8 @@ def test_workers_at_different_copies_augment_each_in_its_own_way(tiny_config):
     transform = Meeting(make_processor(tiny_config()), AugmentationConfig(shift_px=2))
     dataset = SeededDataset(TransformedImages(table, transform, cache_bytes=0), ImageCollator(10), seed=3)
     sampler = EpochSampler(8, seed=3, repeats=2)
-    alone, together = (
-        [
-            batch["pixel_values"]
-            for batch in DataLoader(
-                dataset, sampler=sampler, batch_size=1, num_workers=workers, collate_fn=return_unchanged
-            )
-        ]
-        for workers in (0, 2)
-    )
+    loaders = (DataLoader(dataset, 1, sampler=sampler, num_workers=n, collate_fn=return_unchanged) for n in (0, 2))
+    alone, together = ([batch["pixel_values"] for batch in each] for each in loaders)
     assert all(map(torch.equal, together, alone))
 
 
@@ -218,20 +207,6 @@ def test_processes_share_an_epoch(size, world):
     assert [key for step in zip(*full, strict=True) for batch in step for key in batch] == order[:kept]
 
 
-class Varied:
-    """A transform of rows that are numbers; counts them."""
-
-    mixable = True
-    prepared = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __call__(self, batch):
-        Varied.prepared += len(batch["image"])
-        return {"pixel_values": [(self.epoch, row) for row in batch["image"]], "label": batch["label"]}
-
-
 class Plain(IterableDataset):
     """A stream of another kind: cannot be split, nor go on by itself; varied by torch's generator."""
 
@@ -266,7 +241,7 @@ def loader(dataset, workers=0, **place):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["shards", "plain"])
 def test_goes_on_in_any_epoch(tmp_path, workers, kind):
-    made = Plain() if kind == "plain" else TransformedStream(rows(tmp_path, [60, 50, 40]), Varied(), 16, seed=2)
+    made = Plain() if kind == "plain" else TransformedStream(rows(tmp_path, [60, 50, 40]), Rows(), 16, seed=2)
     unbroken = loader(made, workers)
     batches = iter(unbroken)
     for count in (3, 50):
@@ -279,18 +254,18 @@ def test_goes_on_in_any_epoch(tmp_path, workers, kind):
 
 
 def test_only_the_block_in_hand_is_prepared_again(tmp_path):
-    made = TransformedStream(rows(tmp_path, [300, 300]), Varied(), 100, seed=2)
+    made = TransformedStream(rows(tmp_path, [300, 300]), Rows(), 100, seed=2)
     first = loader(made)
     take(iter(first), 130)  # 520 of 600 rows
     resumed = loader(made)
     resumed.load_state_dict(first.state_dict())
-    Varied.prepared = 0
+    Rows.prepared = 0
     take(iter(resumed), 1)
-    assert Varied.prepared == 64  # of the block of 100, as many as are prepared at once
+    assert Rows.prepared == 64  # of the block of 100, as many as are prepared at once
 
 
 def test_no_more_workers_than_shards(tmp_path):
-    made = TransformedStream(rows(tmp_path, [5, 5]), Varied(), 4)
+    made = TransformedStream(rows(tmp_path, [5, 5]), Rows(), 4)
     assert loader(made, 8).num_workers == 2
     assert loader(made, 8, rank=1, world_size=2).num_workers == 1
     # Two shards over three processes: each reads all, and keeps every third row.
@@ -307,7 +282,7 @@ def test_streams_that_cannot_be_split_are_read_by_all():
 
 
 def test_a_process_without_images_says_so(tmp_path):
-    made = TransformedStream(rows(tmp_path, [1]), Varied(), 4)
+    made = TransformedStream(rows(tmp_path, [1]), Rows(), 4)
     assert len(take(iter(loader(made, rank=0, world_size=2)), 2)) == 2
     with pytest.raises(UserError, match="holds no image in the part of process 1 of 2"):
         next(iter(loader(made, rank=1, world_size=2)))

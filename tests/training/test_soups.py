@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from training.conftest import save_model
 from transformers import AutoModelForImageClassification
 
 from hf_vit import HfAxialResNetConfig, HfAxialResNetForImageClassification, HfViTForImageClassification, UserError
@@ -26,17 +27,14 @@ def shelf(tmp_path_factory, colours, tiny_config):
     """Four classifiers, trained a little from one start with other seeds; the last one is spoilt."""
     root = tmp_path_factory.mktemp("shelf")
     torch.manual_seed(0)
-    start = HfViTForImageClassification(tiny_config(id2label=LABELS))
-    start.save_pretrained(root / "start")
-    make_processor(start.config).save_pretrained(root / "start")
+    save_model(HfViTForImageClassification(tiny_config(id2label=LABELS)), root / "start")
     for seed, steps in enumerate((24, 12, 6)):
         finetune(str(root / "start"), str(colours), root / f"seed-{seed}", seed=seed, steps=steps, evaluations=1,
                  batch_size=16, learning_rate=3e-3)  # fmt: skip
     spoilt = HfViTForImageClassification.from_pretrained(root / "seed-0")
     with torch.no_grad():
         spoilt.classifier.weight.copy_(-30 * spoilt.classifier.weight)
-    spoilt.save_pretrained(root / "spoilt")
-    make_processor(spoilt.config).save_pretrained(root / "spoilt")
+    save_model(spoilt, root / "spoilt")
     return root
 
 
@@ -159,9 +157,8 @@ def test_a_greedy_soup_makes_the_choices_of_the_paper(shelf, colours, tmp_path):
 
 def test_by_command(shelf, colours, tmp_path, command):
     output = tmp_path / "soup"
-    code, out, err = command(
-        "soup", shelf / "seed-0", shelf / "spoilt", "--output", output, "--data", colours, "--greedy"
-    )
+    words = ("soup", shelf / "seed-0", shelf / "spoilt", "--output", output, "--data", colours, "--greedy")
+    code, out, err = command(*words)
     assert (code, err) == (0, "")
     assert "not used" in out
     assert "test accuracy of the soup" in out
@@ -171,18 +168,12 @@ def test_by_command(shelf, colours, tmp_path, command):
 def test_bad_input_is_told(shelf, tmp_path, tiny_checkpoint, tiny_config):
     one = shelf / "seed-0"
     deeper = HfViTForImageClassification(tiny_config(num_hidden_layers=3, id2label=LABELS))
-    deeper.save_pretrained(tmp_path / "deeper")
-    make_processor(deeper.config).save_pretrained(tmp_path / "deeper")
-    shutil.copytree(one, tmp_path / "scaled")
-    make_processor(load(one).config, image_std=[0.25] * 3).save_pretrained(tmp_path / "scaled")
+    save_model(deeper, tmp_path / "deeper")
+    save_model(load(one), tmp_path / "scaled", image_std=[0.25] * 3)
     for models, options, message in (
         ([one], {}, "a model soup averages at least 2"),
         ([one, one], {"greedy": True}, "with --data"),
-        (
-            [one, tmp_path / "deeper"],
-            {},
-            "because they differ in num_hidden_layers",
-        ),
+        ([one, tmp_path / "deeper"], {}, "because they differ in num_hidden_layers"),
         ([one, tiny_checkpoint], {}, "because they differ in classes"),
         ([one, tmp_path / "scaled"], {}, "because they differ in the image processor"),
     ):

@@ -88,14 +88,10 @@ def plain_step(model, data, smoothing, is_binary, learning_rate=0.1):
 def test_accumulated_step_equals_the_large_batch(soft, smoothing, is_binary, make_trainer):
     """12 images as 3 micro-batches of 4, and as 2 of 5 and one of 2: the step that plain torch makes of all 12."""
     for micro, accumulated in ((4, 3), (5, 3)):
-        trainer = make_trainer(
-            dataset=Images(soft=soft),
-            extras=dict(compute_loss_func=BinaryCrossEntropy()) if is_binary else {},
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=accumulated,
-            label_smoothing_factor=smoothing,
-            max_grad_norm=0.0,
-        )
+        extras = dict(compute_loss_func=BinaryCrossEntropy()) if is_binary else {}
+        sizes = dict(per_device_train_batch_size=micro, gradient_accumulation_steps=accumulated)
+        settings = sizes | dict(label_smoothing_factor=smoothing, max_grad_norm=0.0)
+        trainer = make_trainer(dataset=Images(soft=soft), extras=extras, **settings)
         expected = plain_step(trainer.model, trainer.train_dataset, smoothing, is_binary)
         trainer.train()
         after = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
@@ -258,9 +254,7 @@ def test_a_training_that_makes_up_for_it(make_colours, tiny_config, tmp_path):
         output = tmp_path / "_".join(["out", *how])
         result = finetune(tiny_config(), str(data), output, steps=4, evaluations=2, batch_size=8, **how)
         recipe = Facts.load(output).records[0].values["recipe"]
-        assert {name: recipe[name] for name in ("class_weights", "balanced_sampling")} == {
-            "class_weights": False, "balanced_sampling": False, **how
-        }  # fmt: skip
+        assert recipe.items() >= ({"class_weights": False, "balanced_sampling": False} | how).items()
         heads.append(result.model.classifier.weight.detach())
     assert not torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
