@@ -8,6 +8,7 @@ import shutil
 import struct
 import weakref
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +33,9 @@ def class_folders(tmp_path):
     return make_animals(tmp_path / "animals", 4)
 
 
-def test_evaluate_prints_records_draws_and_writes_the_card(command, save_classifier, class_folders):
+def test_evaluate_prints_records_draws_and_writes_the_card(succeeds, save_classifier, class_folders):
     folder = save_classifier()
-    code, out, _ = command("evaluate", folder, "--data", class_folders, "--batch-size", 3, "--device", "cpu")
-    assert code == 0
+    out = succeeds("evaluate", folder, "--data", class_folders, "--batch-size", 3, "--device", "cpu")
     (record,) = Facts.load(folder).records
     assert record.kind == "evaluation"
     assert record.command == "hf-vit evaluate model --data animals --batch-size 3 --device cpu"
@@ -99,7 +99,7 @@ def test_pictures_of_others_are_left_alone(elsewhere, command, save_classifier, 
     assert own[0].read_bytes() == drawn
 
 
-def test_evaluate_refuses_in_one_line(command, fails, save_classifier, class_folders, tmp_path):
+def test_evaluate_refuses_in_one_line(succeeds, fails, save_classifier, class_folders, tmp_path):
     folder, birds = save_classifier(), save_classifier("birds", ("ant", "owl"))
     (tmp_path / "out").mkdir()
     for model, data, more, needed in (
@@ -112,16 +112,12 @@ def test_evaluate_refuses_in_one_line(command, fails, save_classifier, class_fol
         fails(("evaluate", model, "--data", data, *more), *needed)
     for content in ("mine", "[]", "{}"):
         (tmp_path / "out" / "top1.json").write_text(content)
-        fails(
-            ("evaluate", folder, "--data", class_folders, "--output", tmp_path / "out"),
-            "move it, or choose another output",
-        )
+        fails(("evaluate", folder, "--data", class_folders, "--output", tmp_path / "out"), "move it, or choose another")
         assert (tmp_path / "out" / "top1.json").read_text() == content
     (class_folders / "test" / "ant" / "2.png").write_bytes(b"not an image")
     fails(("evaluate", folder, "--data", class_folders), "2.png")
     assert not (folder / "facts.json").exists()
-    code, out, _ = command("evaluate", folder, "--data", class_folders, "--skip-bad-images")
-    assert code == 0
+    out = succeeds("evaluate", folder, "--data", class_folders, "--skip-bad-images")
     assert "7 images" in out
     assert "left out" in out
 
@@ -137,11 +133,8 @@ def test_what_was_measured_is_told_where_it_cannot_be_kept(fails, save_classifie
 
     monkeypatch.setattr(registry, "evaluate_protocol", replaced_meanwhile)
     before = sorted(folder.iterdir())
-    fails(
-        ("evaluate", folder, "--data", class_folders),
-        "was replaced during the measurement",
-        "(the results are: top-1 accuracy ",
-    )
+    words = ("evaluate", folder, "--data", class_folders)
+    fails(words, "was replaced during the measurement", "(the results are: top-1 accuracy ")
     assert sorted(folder.iterdir()) == before
 
 
@@ -167,11 +160,7 @@ def test_nothing_is_written_among_the_images(fails, save_classifier, class_folde
     given = ("--data", class_folders, "--output")
     for output in (class_folders, class_folders / "out", class_folders / "test" / ".." / "out"):
         for name in ("evaluate", "embed", "compare"):
-            fails(
-                (name, folder, *given, output),
-                "in the folder of the data",
-                "choose one outside that folder",
-            )
+            fails((name, folder, *given, output), "in the folder of the data", "choose one outside that folder")
         fails(("analyze", folder, "--images", class_folders, "--output", output), "in the folder of the data")
         fails(("data", class_folders, "--output", output), "in the folder of the data")
     assert sorted(class_folders.rglob("*")) == before
@@ -183,7 +172,7 @@ def _probabilities(images):
         return make_classifier()(pixel_values).logits.softmax(-1)
 
 
-def test_predict_answers_as_the_model(command, save_classifier, tmp_path):
+def test_predict_answers_as_the_model(succeeds, save_classifier, tmp_path):
     """A folder, a list of files, JSON and a table; whatever the mode of the image."""
     model, folder = save_classifier(), tmp_path / "pictures"
     folder.mkdir()
@@ -192,24 +181,21 @@ def test_predict_answers_as_the_model(command, save_classifier, tmp_path):
         image.save(file)
     (folder / "notes.txt").write_text("no image")
     images = [Image.open(file).convert("RGB") for file in files]
-    code, out, _ = command("predict", model, folder, "--json", "--top", 2, "--batch-size", 2, "--device", "cpu")
-    assert code == 0
+    out = succeeds("predict", model, folder, "--json", "--top", 2, "--batch-size", 2, "--device", "cpu")
     assert out.isascii(), "JSON in any encoding of the output"
     for found, file, row in zip(json.loads(out), files, _probabilities(images), strict=True):
         assert found["image"] == str(file)
         best = row.topk(2)
         assert [entry["label"] for entry in found["predictions"]] == [NAMES[i] for i in best.indices]
         assert [entry["score"] for entry in found["predictions"]] == pytest.approx(best.values.tolist(), rel=1e-5)
-    code, out, _ = command("predict", model, files[0], "--top", 99, "--device", "cpu")
-    assert code == 0
+    out = succeeds("predict", model, files[0], "--top", 99, "--device", "cpu")
     for name, probability in zip(NAMES, _probabilities(images[:1])[0].tolist(), strict=True):
         assert name in out
         assert f"{probability:.2%}" in out
+    expected = [answer.scores for answer in predict(model, folder, device="cpu")]
     for given in (iter(files), images):  # of paths, and of open images
         answers = predict(model, given, device="cpu")
-        assert [answer.scores for answer in answers] == [
-            answer.scores for answer in predict(model, folder, device="cpu")
-        ]
+        assert [answer.scores for answer in answers] == expected
     assert [answer.image for answer in answers] == ["image 1", "image 2", "image 3"]
     assert predict(model, images[0], device="cpu")[0].image == "image 1"
     for value in (np.asarray(images[0]), 3.5):
@@ -218,13 +204,12 @@ def test_predict_answers_as_the_model(command, save_classifier, tmp_path):
     modes = [("I;16", 65535), ("RGB", (255, 255, 255)), ("RGBA", (0, 0, 0, 0))]
     for mode, color in modes:
         Image.new(mode, (9, 9), color).save(tmp_path / f"{mode[0]}{len(mode)}.png")
-    code, out, _ = command("predict", model, *(tmp_path / f"{mode[0]}{len(mode)}.png" for mode, _ in modes), "--json")
-    assert code == 0
+    out = succeeds("predict", model, *(tmp_path / f"{mode[0]}{len(mode)}.png" for mode, _ in modes), "--json")
     deep, white, clear = (found["predictions"] for found in json.loads(out))
     assert deep == white == clear
 
 
-def test_predict_takes_class_folders_and_idx_files_as_the_images_in_them(command, save_classifier, tmp_path, caplog):
+def test_predict_takes_class_folders_and_idx_files_as_the_images_in_them(succeeds, save_classifier, tmp_path, caplog):
     pixels = np.random.RandomState(0).randint(0, 256, (5, 9, 7)).astype(np.uint8)
     idx = tmp_path / "mnist" / "t10k-images-idx3-ubyte"
     idx.parent.mkdir()
@@ -234,15 +219,14 @@ def test_predict_takes_class_folders_and_idx_files_as_the_images_in_them(command
         Image.fromarray(image).save(tmp_path / "folders" / str(row % 2) / f"{row}.png")
     model, answers = save_classifier(), {}
     for name in ("folders", "mnist", "mnist/t10k-images-idx3-ubyte", "mnist/t10k*"):
-        code, out, _ = command("predict", model, tmp_path / name, "--json", "--device", "cpu")
-        assert code == 0
+        out = succeeds("predict", model, tmp_path / name, "--json", "--device", "cpu")
         answers[name] = {re.search(r"(\d)(.png)?$", row["image"])[1]: row["predictions"] for row in json.loads(out)}
     assert caplog.text.count("the 5 in the folders below it are used") == 1
     assert set(answers["folders"]) == set("01234")
     assert all(answer == answers["folders"] for answer in answers.values())
     assert "ignored the folders" not in caplog.text
     Image.fromarray(pixels[0]).save(tmp_path / "folders" / "5.png")
-    _, out, _ = command("predict", model, tmp_path / "folders", "--json", "--device", "cpu")
+    out = succeeds("predict", model, tmp_path / "folders", "--json", "--device", "cpu")
     assert [Path(row["image"]).name for row in json.loads(out)] == ["5.png"]
     assert "ignored the folders in 'folders', such as '0', as it has images itself" in caplog.text
 
@@ -324,7 +308,7 @@ def test_predict_writes_a_table_of_many_images(command, save_classifier, tmp_pat
     assert command("predict", *asked, "--skip-bad-images")[0] == 0
 
 
-def test_predict_takes_a_model_of_timm(command, tmp_path):
+def test_predict_takes_a_model_of_timm(succeeds, tmp_path):
     """With its own preparation and names of classes; the words where it knows words."""
     import timm
     from timm.models import save_for_hf
@@ -336,8 +320,7 @@ def test_predict_takes_a_model_of_timm(command, tmp_path):
     save_for_hf(model, tmp_path / "timm", model_config=config, data_config=fed, safe_serialization=True)
     (image,) = make_images(1, side=16)
     image.save(tmp_path / "a.png")
-    code, out, err = command("predict", tmp_path / "timm", tmp_path / "a.png", "--json", "--device", "cpu")
-    assert code == 0, err
+    out = succeeds("predict", tmp_path / "timm", tmp_path / "a.png", "--json", "--device", "cpu")
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 127.5 - 1
     with torch.no_grad():
         expected = dict(zip(("ant", "bee", "cow"), model(pixels).softmax(-1)[0].tolist(), strict=True))
@@ -347,8 +330,7 @@ def test_predict_takes_a_model_of_timm(command, tmp_path):
         (tmp_path / "data" / split / name).mkdir(parents=True)
         image.save(tmp_path / "data" / split / name / "a.png")
     options = ("--predictions", "--split", "test", "--device", "cpu", "--output", tmp_path / "out")
-    code, _, err = command("embed", tmp_path / "timm", "--data", tmp_path / "data", *options)
-    assert code == 0, err
+    succeeds("embed", tmp_path / "timm", "--data", tmp_path / "data", *options)
     rows = pandas.read_parquet(next((tmp_path / "out").glob("*.parquet")))
     assert set(rows["label"]) == {name for names in rows["labels"] for name in names} == set(expected)
 
@@ -371,7 +353,7 @@ def test_mistakes_carry_the_names_of_their_files(save_classifier, class_folders)
 
 
 @pytest.fixture
-def told(tmp_path, command):
+def told(tmp_path, succeeds):
     """30 cats of 12x12 px and 8 dogs of 20x16 px; one copied, one damaged, one of 12 bits in 16."""
     images = iter(make_images(40))
     root = tmp_path / "pets"
@@ -384,12 +366,7 @@ def told(tmp_path, command):
     (root / "dog" / "torn.png").write_bytes((root / "dog" / "0.png").read_bytes()[:60])
     Image.fromarray(np.full((12, 12), 4095, np.uint16)).save(root / "dog" / "scan.png")
 
-    def run(*options):
-        code, out, err = command("data", root, *options)
-        assert code == 0, err
-        return out
-
-    return run
+    return partial(succeeds, "data", root)
 
 
 def test_it_tells_what_is_there(told, tmp_path):
@@ -424,10 +401,9 @@ def test_finetune_repeats_the_notes(told, tmp_path):
 
 
 @pytest.mark.parametrize(("target", "unit"), [("mask", "pixels"), ("objects", "objects")])
-def test_masks_and_objects_are_counted_and_drawn(tmp_path, command, target, unit):
+def test_masks_and_objects_are_counted_and_drawn(tmp_path, succeeds, target, unit):
     name = "scenes:images=12,size=32"
-    code, out, err = command("data", name, "--target", target, "--output", tmp_path / "look")
-    assert code == 0, err
+    out = succeeds("data", name, "--target", target, "--output", tmp_path / "look")
     data = load_data(name, target=target)
     for split, column in (("train", 0), ("test", 2)):
         counts = Counter()

@@ -164,11 +164,8 @@ def test_what_gives_nothing_to_judge_by_is_refused(monkeypatch):
     meter.update(answer, crowd)
     nothing.update(answer, objects([], []))
     pixels.update(torch.tensor([[0]]), torch.tensor([[IGNORED]]))
-    for each, said in (
-        (meter, "none of the 1 images has an annotated object"),
-        (nothing, "none of the 1 images has an annotated object"),
-        (pixels, "no pixel of the 1 images"),
-    ):
+    no_object = "none of the 1 images has an annotated object"
+    for each, said in ((meter, no_object), (nothing, no_object), (pixels, "no pixel of the 1 images")):
         with pytest.raises(UserError, match=said):
             each.values(["one", "other"])
     meter.update(answer, objects([[0, 0, 9, 9]], [0]))
@@ -223,12 +220,10 @@ def test_a_batch_moves_no_boxes(tmp_path):
         rows.append({"bbox": [[left, top, right - left, bottom - top]], "category": [category], "iscrowd": [0]})
     table = {"test": Dataset.from_dict({"image": images, "objects": rows})}
     data = ImageData("two", "0" * 16, table, ["sky", "cat"], target="objects")
-    measures = [
-        evaluate_protocol("detection", (model, processor), data, batch_size=count, progress=False).result.measures
-        for count in (1, 2)
-    ]
-    assert measures[0]["ap75"] > 0
-    assert measures[0] == measures[1]
+    runs = (evaluate_protocol("detection", (model, processor), data, batch_size=n, progress=False) for n in (1, 2))
+    alone, together = (run.result.measures for run in runs)
+    assert alone == together
+    assert alone["ap75"] > 0
 
 
 def test_a_batch_moves_no_pixels():
@@ -344,25 +339,22 @@ TILED = dict(
 COLORS = {0: "red", 1: "green", 2: "blue"}
 
 
-class ColourForSemanticSegmentation(nn.Module):
-    """The strongest colour of every pixel."""
-
+class OfThreeColours(nn.Module):
     def __init__(self):
         super().__init__()
         self.config = SimpleNamespace(id2label=COLORS, num_labels=3)
         self.scale = nn.Parameter(torch.ones(()))
+
+
+class ColourForSemanticSegmentation(OfThreeColours):
+    """The strongest colour of every pixel."""
 
     def forward(self, pixel_values):
         return SemanticSegmenterOutput(logits=self.scale * pixel_values)
 
 
-class BrightForObjectDetection(nn.Module):
+class BrightForObjectDetection(OfThreeColours):
     """One box around what is bright, of the class "green"; nothing where nothing is."""
-
-    def __init__(self):
-        super().__init__()
-        self.config = SimpleNamespace(id2label=COLORS, num_labels=3)
-        self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, pixel_values):
         logits = torch.tensor([0.0, 0.0, 0.0, 9.0]).repeat(len(pixel_values), 1, 1)

@@ -164,7 +164,7 @@ def test_a_record_and_a_card_say_how_images_were_fed(folder):
         assert "--draft" not in score.source
 
 
-def test_the_commands_take_them(folder, tmp_path, command):
+def test_the_commands_take_them(folder, tmp_path, succeeds):
     model, data, out = folder / "model", folder / "jpg", tmp_path / "out"
     for words in (
         ("predict", model, files(folder)[0], "--json", "--draft"),
@@ -172,19 +172,14 @@ def test_the_commands_take_them(folder, tmp_path, command):
         ("embed", model, "--data", data, "--output", out, "--draft"),
         ("evaluate", model, "--data", folder / "png", "--max-num-patches", 12),
     ):
-        code, _, err = command(*words)
-        assert code == 0, err
+        succeeds(*words)
 
 
 def test_what_they_do_not_go_with(folder, classifier, tmp_path):
     model, data = str(folder / "model"), str(folder / "jpg")
     one_size = "needs images of one size"
     refusals = [
-        (
-            "top1",
-            dict(draft=True, max_num_patches=12),
-            "classifiers that resize all images to one size; leave --draft out",
-        ),
+        ("top1", dict(draft=True, max_num_patches=12), "that resize all images to one size; leave --draft out"),
         (None, dict(draft=True, max_num_patches=12), "--draft cannot be combined with"),
         (None, dict(draft=True, streaming=True), "--draft cannot be combined with"),
         ("top1", dict(draft=True, streaming=True), "--draft cannot be combined with --streaming"),
@@ -198,13 +193,11 @@ def test_what_they_do_not_go_with(folder, classifier, tmp_path):
         output = {} if protocol else {"output": tmp_path / "out"}
         with pytest.raises(UserError, match=said):
             measure(model, data, **output, **given)
+    headless = HfViTModel(classifier.config, add_pooling_layer=False)
     for subject, said in (
         (examine().loaded, "only takes images of one size; leave --max-num-patches out"),
         (load_model((OTHERS["mixer"].build("classification"), ViTImageProcessor())), "only takes images of one size"),
-        (
-            load_model((HfViTModel(classifier.config, add_pooling_layer=False), ViTImageProcessor())),
-            "has no pooling layer",
-        ),
+        (load_model((headless, ViTImageProcessor())), "has no pooling layer"),
     ):
         with pytest.raises(UserError, match=said):
             keep_image_sizes(subject, 12)
@@ -239,14 +232,11 @@ def test_answers_in_their_own_size_are_those_of_each_image_alone(folder, classif
 @pytest.mark.parametrize("family", ["plain", "hybrid", "axial", "local"])
 def test_every_vision_transformer_takes_them(family):
     """Also those that go on with padding."""
-    subject = our_subject(family)
-    data = make_data(test=6, side=40)
+    subject, data = keep_image_sizes(our_subject(family), 64), make_data(test=6, side=40)
     small = data.splits["test"].map(lambda row, n: {"image": row["image"].resize((20 + 8 * n, 36))}, with_indices=True)
     data.splits["test"] = small
-    features, _ = examine(keep_image_sizes(subject, 64), data, batch_size=6).features("test")
-    alone = [
-        examine(keep_image_sizes(subject, 64), data, batch_size=1).features("test", [row])[0][0] for row in range(6)
-    ]
+    features, _ = examine(subject, data, batch_size=6).features("test")
+    alone = [examine(subject, data, batch_size=1).features("test", [row])[0][0] for row in range(6)]
     np.testing.assert_allclose(features, np.stack(alone), rtol=0, atol=1e-5)
 
 

@@ -374,12 +374,7 @@ FEWEST = int(np.bincount(make_data().splits["train"]["label"]).min())
 @pytest.mark.parametrize(
     ("protocol", "data", "options", "message"),
     [
-        (
-            calibration,
-            None,
-            {"split": "validation"},
-            r"split 'validation' is already used.*--no-temp",
-        ),
+        (calibration, None, {"split": "validation"}, r"split 'validation' is already used.*--no-temp"),
         (calibration, without("validation"), {}, r"cannot be fitted: .*no split 'validation'.*--no-temperature"),
         (calibration, None, {"temperature": False, "bins": 0}, "bins=0 is too small"),
         (few_shot, None, {}, rf"has {FEWEST} training images, too few for 25 shots; give --shots"),
@@ -389,12 +384,7 @@ FEWEST = int(np.bincount(make_data().splits["train"]["label"]).min())
         (linear_probe, without("validation"), {}, "has no split 'validation'"),
         (linear_probe, without("validation"), {"choose_split": None}, "only one if the data has no validation split"),
         (linear_probe, of_one_class(), {}, "have the same class"),
-        (
-            nearest_neighbors,
-            None,
-            {"neighbors": (1, 73)},
-            "split 'train' has only 72 images; give at most 72",
-        ),
+        (nearest_neighbors, None, {"neighbors": (1, 73)}, "split 'train' has only 72 images; give at most 72"),
         (nearest_neighbors, None, {"neighbors": ()}, "at least 1"),
         (patch_drop, None, {"shares": ()}, r"give numbers from 0 to 1"),
         (patch_drop, None, {"shares": (1.2,)}, r"give numbers from 0 to 1"),
@@ -405,12 +395,7 @@ FEWEST = int(np.bincount(make_data().splits["train"]["label"]).min())
             (robustness, None, options, "give epsilons above 0 and at most 255")
             for options in ({"epsilons": ()}, {"epsilons": (0,)}, {"epsilons": (300,)}, {"steps": 0})
         ),
-        (
-            corruptions,
-            None,
-            {"kinds": ["fog", "contrast"]},
-            "the corruption fog is unknown; choose from gaussian_noise, shot_noise",
-        ),
+        (corruptions, None, {"kinds": ["fog", "contrast"]}, "corruption fog is unknown; choose from gaussian_noise"),
     ],
 )
 def test_what_a_protocol_cannot_do_is_refused(protocol, data, options, message):
@@ -647,9 +632,8 @@ def test_blurs_follow_the_size_of_the_image():
 def test_those_with_a_formula():
     picture = photo()
     mean = picture.mean(axis=(0, 1))
-    np.testing.assert_allclose(
-        corrupt(picture, "contrast", 2, seeded()), (picture - mean) * 0.3 + mean, atol=0.5 / 255 + 1e-9
-    )
+    flatter = (picture - mean) * 0.3 + mean
+    np.testing.assert_allclose(corrupt(picture, "contrast", 2, seeded()), flatter, atol=0.5 / 255 + 1e-9)
     gray = np.full((4, 4, 3), 0.2)
     np.testing.assert_allclose(corrupt(gray, "brightness", 3, seeded()), 0.5, atol=0.5 / 255)
     blocks = corrupt(photo(64), "pixelate", 5, seeded())

@@ -235,12 +235,10 @@ RATES = (1e-6, 3e-3)
 def test_a_sweep_is_that_of_one_process(ray, place, tmp_path):
     sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     config = HfViTConfig(image_size=8, patch_size=4, **sizes)
-    settings = dict(steps=4, evaluations=2, batch_size=8, warmup=0.0, device="cpu")
+    settings = dict(steps=4, evaluations=2, batch_size=8, warmup=0.0, device="cpu", keep_checkpoints=True)
 
     def sweep(output, **given):
-        done = finetune(
-            config, str(place / "images"), output, lr_sweep=RATES, keep_checkpoints=True, **settings, **given
-        )
+        done = finetune(config, str(place / "images"), output, lr_sweep=RATES, **settings, **given)
         return [{**trial, "seconds": None} for trial in done.trials], done.test.top1
 
     told = []
@@ -363,7 +361,5 @@ def test_what_is_refused_before_ray_begins(place, tmp_path, monkeypatch, capsys)
     monkeypatch.delitem(sys.modules, "hf_vit.evaluation.ray_runner", raising=False)
     with pytest.raises(SystemExit, match="1"):
         main(["embed", str(place / "model"), "--data", "digits", "--output", str(out), "--runner", "ray"])
-    assert (
-        capsys.readouterr().err.strip() == 'hf-vit: --runner ray needs Ray; install it with pip install "hf-vit[ray]"'
-    )
+    assert capsys.readouterr().err == 'hf-vit: --runner ray needs Ray; install it with pip install "hf-vit[ray]"\n'
     assert not out.exists()

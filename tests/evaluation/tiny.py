@@ -9,6 +9,7 @@ import torch
 from datasets import ClassLabel, Dataset, Features, Image
 from models.families import FAMILIES
 from PIL import Image as PillowImage
+from training.conftest import save_model
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
@@ -54,8 +55,7 @@ def save_ours(folder: Path) -> HfViTForImageClassification:
     model = HfViTForImageClassification(HfViTConfig(image_size=8, patch_size=4, **sizes, **labels)).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder)
-    processor_of(model.config).save_pretrained(folder)
+    save_model(model, folder)
     return model
 
 
