@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from evaluation.tiny import make_images
 from models.families import FAMILIES
+from training.conftest import save_model
 
 from hf_vit.data import make_processor
 
@@ -14,11 +15,7 @@ from hf_vit.data import make_processor
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny ViT classifier with its processor, in a folder "tiny"."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    model = FAMILIES["plain"].build("classification")
-    model.save_pretrained(folder)
-    make_processor(model.config).save_pretrained(folder)
-    return folder
+    return save_model(FAMILIES["plain"].build("classification"), tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from comparison.test_compare import contents
 from evaluation.tiny import make_dataset, make_images
 from models.families import FAMILIES, randomise
 from PIL import Image
+from training.conftest import save_model
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
 
 import hf_vit.analysis.api as api
@@ -30,7 +31,7 @@ from hf_vit.analysis import (
     stage_folders,
 )
 from hf_vit.analysis.rollout import draw_overlays
-from hf_vit.data import ImageData, load_data, make_processor
+from hf_vit.data import ImageData, load_data
 from hf_vit.errors import UserError
 from hf_vit.evaluation import evaluate_protocol, predict
 from hf_vit.hub.card import write_card
@@ -246,13 +247,12 @@ def test_the_same_inputs_give_the_same_bytes(saved, pictures, tmp_path, whole):
     assert len(names) == 4 + 6
     for name in names:
         assert (tmp_path / "part" / name).read_bytes() == (whole[1] / name).read_bytes()
+    given = dict(only=only[:2], settings=SETTINGS, picture_format="svg", device="cpu")
     for folder in ("one", "two"):
-        analyze(
-            saved, pictures, tmp_path / folder, only=only[:2], settings=SETTINGS, picture_format="svg", device="cpu"
-        )
-    contents = [{path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} for folder in ("one", "two")]
-    assert len(contents[0]) == 5
-    assert contents[0] == contents[1]
+        analyze(saved, pictures, tmp_path / folder, **given)
+    one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
+    assert len(one) == 5
+    assert one == two
 
 
 def test_an_interrupted_run_goes_on(saved, pictures, tmp_path, monkeypatch):
@@ -272,9 +272,8 @@ def test_an_interrupted_run_goes_on(saved, pictures, tmp_path, monkeypatch):
     lines = []
     run = analyze(saved, pictures, tmp_path / "out", report=lines.append, **options)
     assert run.measured == ["cka"]
-    assert lines[:2] == [
-        f"attention_{name} was already finished; its result is kept" for name in ("distance", "entropy")
-    ]
+    kept = [f"attention_{name} was already finished; its result is kept" for name in ("distance", "entropy")]
+    assert lines[:2] == kept
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in before} == before
     whole = analyze(saved, pictures, tmp_path / "whole", **options)
     for name in whole:
@@ -299,9 +298,7 @@ def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_p
     options = {"only": ["attention_entropy"], "device": "cpu"}
     analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)
     other = with_processor(FAMILIES["plain"].build("classification", seed=1))
-    with pytest.raises(
-        UserError, match=r"attention_entropy of a run with other inputs \(model differ\); choose another --output"
-    ):
+    with pytest.raises(UserError, match=r"attention_entropy of a run with other inputs \(model differ\); choose"):
         analyze(other, pictures, tmp_path / "out", settings=SETTINGS, **options)
     edited = shutil.copytree(saved, tmp_path / saved.name) / "preprocessor_config.json"
     edited.write_text(edited.read_text().replace('"resample": 2', '"resample": 3'))
@@ -329,18 +326,8 @@ def test_what_cannot_be_done_is_said_before_any_work(saved, pictures, tmp_path, 
         (saved, pictures, "cka_between", r"cka_between cannot be applied: .* give --against MODEL"),
         (saved, make_images(3), "cka", r"at least 4 images, but got 3"),
         (optimized, pictures, "cka", r"is optimized for inference, so its layers cannot be read; give it as it was"),
-        (
-            optimized[0],
-            pictures,
-            "cka",
-            r"the model is a \w+; give a path, a Hub id or, .* the pair \(model, image pro",
-        ),
-        (
-            relative,
-            pictures,
-            "position_similarity",
-            r"cannot be applied: the model has no additive position embeddings",
-        ),
+        (optimized[0], pictures, "cka", r"the model is a \w+; give a path, a Hub id or, .* the pair \(model, image p"),
+        (relative, pictures, "position_similarity", "the model has no additive position embeddings"),
     ):
         with pytest.raises(UserError, match=said):
             analyze(model, images, out, only=[only])
@@ -358,9 +345,8 @@ def test_images_are_drawn_by_seed(pictures):
     one, again, other = (open_images(pictures, 4, seed=seed) for seed in (0, 0, 1))
     assert one.size == 4
     assert one.fingerprint == again.fingerprint != other.fingerprint
-    assert [image.tobytes() for batch in one.batches(3) for image in batch] == [
-        again.read(index).tobytes() for index in range(4)
-    ]
+    read = [image.tobytes() for batch in one.batches(3) for image in batch]
+    assert read == [again.read(index).tobytes() for index in range(4)]
     assert [len(batch) for batch in one.batches(3)] == [3, 1]
     assert [len(batch) for batch in one.batches(3, limit=2)] == [2]
 
@@ -420,15 +406,9 @@ def test_a_folder_without_a_readable_image(tmp_path):
 # --- the command ---
 
 
-def save(model, folder):
-    model.save_pretrained(folder)
-    make_processor(model.config).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def axial(tmp_path_factory):
-    folder = save(FAMILIES["axial"].build("classification"), tmp_path_factory.mktemp("axial") / "my-axial")
+    folder = save_model(FAMILIES["axial"].build("classification"), tmp_path_factory.mktemp("axial") / "my-axial")
     write_card(folder)
     return folder
 
@@ -452,10 +432,8 @@ def test_a_run_and_its_repetition(model, pictures, tmp_path, command, monkeypatc
     assert "skipped 1 unreadable image: photos/broken.png" in err
     assert "did not run cka_between: it needs a second model" in printed
     (record,) = Facts.load(model).filter_kind("analysis")
-    assert (
-        record.command
-        == "hf-vit analyze my-axial --output out --images photos --num-images 8 --num-pictures 2 --device cpu"
-    )
+    words = "my-axial --output out --images photos --num-images 8 --num-pictures 2 --device cpu"
+    assert record.command == f"hf-vit analyze {words}"
     assert set(record.values["analyses"]) == set(few) - {"cka_between"}
     assert len(record.values["analyses"]["attention_distance"]["distance_px_by_layer"]) == 2
     assert record.values["skipped_images"] == 1
@@ -508,27 +486,25 @@ def test_a_stopped_run_says_how_it_goes_on(model, pictures, tmp_path, command, m
     assert (tmp_path / "out/attention_entropy.json").is_file()
 
 
-def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(
-    model, pictures, tmp_path, command, monkeypatch
-):
-    few = ("--only", "attention_entropy")
+def test_a_run_killed_before_it_told_the_facts_tells_them_later(model, pictures, tmp_path, succeeds, monkeypatch):
+    words = typed(model, pictures, tmp_path, "--only", "attention_entropy")
     with monkeypatch.context() as patched:
         patched.setattr("hf_vit.analysis.api.save_analyses", lambda *arguments, **options: None)
-        assert command(*typed(model, pictures, tmp_path, *few))[0] == 0
+        succeeds(*words)
     assert not Facts.load(model).filter_kind("analysis")
     for _ in range(2):
-        assert command(*typed(model, pictures, tmp_path, *few))[0] == 0
+        succeeds(*words)
     (record,) = Facts.load(model).filter_kind("analysis")
     assert set(record.values["analyses"]) == {"attention_entropy"}
     (model / "README.md").unlink()  # as if the kill had come between the record and the card
-    assert command(*typed(model, pictures, tmp_path, *few))[0] == 0
+    succeeds(*words)
     assert "attention_entropy" in (model / "README.md").read_text()
 
 
 def test_bare_models_of_transformers(pictures, tmp_path):
     """A checkpoint without a classifier, in half precision."""
     tiny = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
-    folder = save(Dinov2Model(Dinov2Config(**tiny)).to(torch.bfloat16), tmp_path / "dino")
+    folder = save_model(Dinov2Model(Dinov2Config(**tiny)).to(torch.bfloat16), tmp_path / "dino")
     found = analyze(folder, pictures, settings=AnalysisSettings(num_images=8), device="cpu")
     assert set(found) == set(ANALYSES) - {"cka_between", "shape_bias"}
 
@@ -545,7 +521,7 @@ def checkpoints(tmp_path_factory):
     """Three checkpoints; the order of their steps is not that of their names."""
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
     for seed, step in enumerate((5, 20, 100)):
-        save(FAMILIES["plain"].build("classification", seed=seed), folder / f"checkpoint-{step}")
+        save_model(FAMILIES["plain"].build("classification", seed=seed), folder / f"checkpoint-{step}")
     (folder / "checkpoint-200").mkdir()  # half-written
     (folder / "logs").mkdir()
     return folder
@@ -597,12 +573,10 @@ def test_folders_of_checkpoints(checkpoints, tmp_path):
         analyze_stages(tmp_path, None, tmp_path / "out")
 
 
-def test_checkpoints_by_command(checkpoints, pictures, tmp_path, command):
-    code, printed, _ = command(*typed(checkpoints, pictures, tmp_path, "--only", "attention_entropy"))
-    assert code == 0
-    assert [line for line in printed.splitlines() if line.endswith(":")] == [
-        f"checkpoint-{step}:" for step in (5, 20, 100)
-    ]
+def test_checkpoints_by_command(checkpoints, pictures, tmp_path, succeeds):
+    printed = succeeds(*typed(checkpoints, pictures, tmp_path, "--only", "attention_entropy"))
+    stages = [line for line in printed.splitlines() if line.endswith(":")]
+    assert stages == [f"checkpoint-{step}:" for step in (5, 20, 100)]
     assert (tmp_path / "out" / "stages_attention_entropy.png").is_file()
     assert not (checkpoints / "checkpoint-5" / "facts.json").exists()
 

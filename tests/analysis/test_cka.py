@@ -38,9 +38,7 @@ def value(first, second, size):
     running = MinibatchCKA()
     for start in range(0, len(first[0]), size):
         chosen = slice(start, start + size)
-        running.update(
-            [compute_gram(layer[chosen]) for layer in first], [compute_gram(layer[chosen]) for layer in second]
-        )
+        running.update(*([compute_gram(layer[chosen]) for layer in layers] for layers in (first, second)))
     return running.value()
 
 
@@ -60,9 +58,8 @@ def test_hsic_equals_the_mean_over_quadruples():
 def test_hsic_does_not_see_the_mean_that_gram_takes_out():
     first, second = features(6)[1].double(), features(6, seed=1)[1].double()
     raw = compute_hsic((first @ first.T)[None], (second @ second.T)[None])
-    torch.testing.assert_close(
-        compute_hsic(compute_gram(first)[None], compute_gram(second)[None]), raw, rtol=1e-4, atol=0
-    )
+    found = compute_hsic(compute_gram(first)[None], compute_gram(second)[None])
+    torch.testing.assert_close(found, raw, rtol=1e-4, atol=0)
 
 
 def test_cka_does_not_see_rotation_scale_and_shift():
@@ -126,9 +123,7 @@ def test_a_vit_beside_a_mixer_and_a_resnet_of_timm(with_processor):
     pixels = torch.stack([pil_to_tensor(image.resize((32, 32))) / 255 for image in images])
     settings = AnalysisSettings(num_images=9, cka_batch_size=5)
     with torch.inference_mode():
-        ours = list(
-            vit(processor(images, return_tensors="pt")["pixel_values"], output_hidden_states=True).hidden_states
-        )
+        ours = vit(processor(images, return_tensors="pt")["pixel_values"], output_hidden_states=True).hidden_states
         blocks = [mixer.stem(pixels)]
         for block in mixer.blocks:
             blocks.append(block(blocks[-1]))
@@ -143,9 +138,7 @@ def test_a_vit_beside_a_mixer_and_a_resnet_of_timm(with_processor):
         run = analyze((vit, processor), images, only=["cka_between"], settings=settings, against=subject)
         running = MinibatchCKA()
         for chosen in (slice(0, 5), slice(5, 9)):
-            running.update(
-                [compute_gram(layer[chosen]) for layer in ours], [compute_gram(layer[chosen]) for layer in layers]
-            )
+            running.update(*([compute_gram(layer[chosen]) for layer in each] for each in (ours, layers)))
         np.testing.assert_allclose(run["cka_between"]["cka"], running.value(), rtol=1e-3, atol=1e-4)
 
 

@@ -96,9 +96,8 @@ def test_entropy_of_uniform_identity_and_a_slow_loop():
     assert compute_attention_entropies(dense(torch.eye(N)[None, None]), 0)["entropy"].item() == 0
     probabilities = random_map(1, 1, N + 1, N + 1)
     slow = -sum(p * math.log(p) for row in probabilities[0, 0, 1:].tolist() for p in row) / N
-    assert compute_attention_entropies(dense(probabilities, prefix=1), 0)["entropy"].item() == pytest.approx(
-        slow, rel=1e-5
-    )
+    found = compute_attention_entropies(dense(probabilities, prefix=1), 0)["entropy"]
+    assert found.item() == pytest.approx(slow, rel=1e-5)
 
 
 def test_axial_entropy_equals_that_of_the_dense_map():
@@ -203,10 +202,8 @@ def test_positions_leave_the_rows_of_other_tokens_out():
     plain = FAMILIES["plain"].build()
     torch.testing.assert_close(get_patch_positions(plain).flatten(0, 1), plain.embeddings.position_embeddings[0, 1:])
     tiny = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
-    for model in (
-        ViTModel(ViTConfig(**tiny)),
-        Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**tiny, num_register_tokens=3)),
-    ):
+    registers = Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**tiny, num_register_tokens=3))
+    for model in (ViTModel(ViTConfig(**tiny)), registers):
         torch.nn.init.normal_(model.embeddings.position_embeddings)
         found = get_patch_positions(model)
         assert found.shape == (2, 2, 16)

@@ -123,10 +123,8 @@ def save_image_gpt(folder: Path, side: int = 8) -> Path:
     from transformers import ImageGPTConfig, ImageGPTImageProcessor, ImageGPTModel
 
     levels = torch.tensor([-1.0, 0.0, 1.0])
-    ImageGPTModel(
-        ImageGPTConfig(vocab_size=28, n_positions=side * side, n_embd=16, n_layer=4, n_head=2)
-    ).save_pretrained(folder)
-    ImageGPTImageProcessor(
-        clusters=torch.cartesian_prod(levels, levels, levels).tolist(), size={"height": side, "width": side}
-    ).save_pretrained(folder)
+    config = ImageGPTConfig(vocab_size=28, n_positions=side * side, n_embd=16, n_layer=4, n_head=2)
+    ImageGPTModel(config).save_pretrained(folder)
+    clusters = torch.cartesian_prod(levels, levels, levels).tolist()
+    ImageGPTImageProcessor(clusters=clusters, size={"height": side, "width": side}).save_pretrained(folder)
     return folder

@@ -16,10 +16,10 @@ TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 
 
 @pytest.fixture
-def run(command, monkeypatch: pytest.MonkeyPatch):
-    """Run a command line in a wide terminal: exit code, output, errors."""
+def run(succeeds, monkeypatch: pytest.MonkeyPatch):
+    """Run a command line in a wide terminal: what it printed."""
     monkeypatch.setenv("COLUMNS", "200")
-    return command
+    return succeeds
 
 
 def trained(folder: Path, steps: int = 100, top1: float = 0.9, num_hidden_layers: int = 1, **values: Any) -> Path:
@@ -34,32 +34,26 @@ def trained(folder: Path, steps: int = 100, top1: float = 0.9, num_hidden_layers
 
 
 def test_flops_of_a_variant(run) -> None:
-    code, out, _ = run("cost", "S/16", "--json")
-    assert code == 0
-    told = json.loads(out)
+    told = json.loads(run("cost", "S/16", "--json"))
     assert told["image_size"] == [224, 224]
     assert told["forward_flops"] == 2 * sum(told["macs"].values())
     assert told["training_flops"] is None
-    code, wide, _ = run("cost", "S/16", "--image-size", "224x320", "--json")
-    assert code == 0
-    assert json.loads(wide)["image_size"] == [224, 320]
-    assert json.loads(wide)["forward_flops"] > told["forward_flops"]
+    wide = json.loads(run("cost", "S/16", "--image-size", "224x320", "--json"))
+    assert wide["image_size"] == [224, 320]
+    assert wide["forward_flops"] > told["forward_flops"]
 
 
 def test_time_and_money_of_a_training(run) -> None:
     training = ("--images", "303e6", "--epochs", 14)
     device = ("--devices", 8, "--device-flops", "312e12", "--utilization", 0.5, "--price", 2)
-    code, out, _ = run("cost", "L/16", *training, *device, "--json")
-    assert code == 0
-    told = json.loads(out)
+    told = json.loads(run("cost", "L/16", *training, *device, "--json"))
     assert told["images"] == 303e6 * 14
     assert told["training_flops"] == pytest.approx(1567e18, rel=0.01)
     seconds = told["training_flops"] / (8 * 312e12 * 0.5)
     assert told["estimate"]["seconds"] == pytest.approx(seconds)
     assert told["estimate"]["device_hours"] == pytest.approx(8 * seconds / 3600)
     assert told["estimate"]["dollars"] == pytest.approx(8 * seconds / 3600 * 2)
-    code, out, _ = run("cost", "L/16", *training, *device)
-    assert code == 0
+    out = run("cost", "L/16", *training, *device)
     for words in ("1,567 exaFLOPs", "14.5 days", f"${8 * seconds / 3600 * 2:,.2f}", "50%"):
         assert words in out
 
@@ -67,9 +61,7 @@ def test_time_and_money_of_a_training(run) -> None:
 def test_a_trained_folder_shows_the_estimate_beside_the_measured_time(run, tmp_path: Path) -> None:
     folder = trained(tmp_path / "model")
     config = HfViTConfig(image_size=8, patch_size=4, **TINY)
-    code, out, _ = run("cost", folder, "--device-flops", "1e9", "--utilization", 0.5, "--json")
-    assert code == 0
-    told = json.loads(out)
+    told = json.loads(run("cost", folder, "--device-flops", "1e9", "--utilization", 0.5, "--json"))
     assert told["images"] == 800
     assert told["estimate"]["dollars"] is None
     assert told["training_flops"] == told["measured"]["training_flops"] == 3 * forward_flops(config) * 800
@@ -78,8 +70,7 @@ def test_a_trained_folder_shows_the_estimate_beside_the_measured_time(run, tmp_p
         "error": pytest.approx(0.1),
     }  # fmt: skip
     assert told["estimate"]["seconds"] == pytest.approx(told["training_flops"] / 0.5e9)
-    code, out, _ = run("cost", folder, "--device-flops", "here")
-    assert code == 0
+    out = run("cost", folder, "--device-flops", "here")
     for words in ("estimated time", "40% utilization", "measured time", "10.0 s", "Some CPU", "training on 800 images"):
         assert words in out
 
@@ -120,8 +111,7 @@ def test_frozen_weights_cost_no_gradients(recipe: dict[str, Any], forwards: int,
 def test_the_page_shows_the_memory_that_is_printed(run) -> None:
     page = (Path(__file__).parents[2] / "docs/cost.md").read_text()
     line, shown = page.split("$ hf-vit ", 1)[1].split("\n```", 1)[0].split("\n", 1)
-    code, out, _ = run(*line.split())
-    assert (code, [row.rstrip() for row in out.splitlines()]) == (0, shown.splitlines())
+    assert [row.rstrip() for row in run(*line.split()).splitlines()] == shown.splitlines()
 
 
 def test_published_prices(run) -> None:
@@ -129,21 +119,19 @@ def test_published_prices(run) -> None:
         ("blog", ("$40,718", "6.08", "111.8 days", "assumption 5")),
         ("corrected", ("$40,718 -> $5,090", "$8,214 -> $32,855", "111.8 -> 178.9", "178.9 -> 88.0", "correction 4")),
     ):
-        code, out, _ = run("cost", "ViT-L/16", "--mode", mode)
-        assert code == 0
+        out = run("cost", "ViT-L/16", "--mode", mode)
         assert all(words in out for words in shown)
-    assert json.loads(run("cost", "H/14", "--mode", "blog", "--json")[1])["tpu_dollars"] == pytest.approx(149_700)
-    assert "$18,713" in run("cost", "H/14", "--mode", "corrected")[1]
-    assert len(json.loads(run("cost", "L/16", "--mode", "corrected", "--json")[1])["corrections"]) == 4
+    assert json.loads(run("cost", "H/14", "--mode", "blog", "--json"))["tpu_dollars"] == pytest.approx(149_700)
+    assert "$18,713" in run("cost", "H/14", "--mode", "corrected")
+    assert len(json.loads(run("cost", "L/16", "--mode", "corrected", "--json"))["corrections"]) == 4
 
 
 def test_this_machine_beside_the_tpu_cores(run) -> None:
     """680 core-days of L/16 are 340 of a device of two cores' peak; of 1567 exaFLOPs, at 123 TFLOP/s, 147.4 days."""
-    code, out, _ = run("cost", "L/16", "--mode", "tpu", "--device-flops", 123e12)
-    assert code == 0
+    out = run("cost", "L/16", "--mode", "tpu", "--device-flops", 123e12)
     for words in ("680", "61.5 TFLOPs/s", "26.67 TFLOPs/s, 43%", "2 TPU cores", "340.0 days", "147.4 days"):
         assert words in out, words
-    measured = json.loads(run("cost", "H/14", "--mode", "tpu", "--json")[1])
+    measured = json.loads(run("cost", "H/14", "--mode", "tpu", "--json"))
     assert measured["device_flops"] > 1e8
     assert measured["days"] == pytest.approx(2500 * 61.5e12 / measured["device_flops"])
     assert measured["least_days"] == pytest.approx(measured["days"] * measured["tpu_utilisation"])
@@ -187,22 +175,17 @@ def test_a_scaling_law_of_a_table(run, fails, tmp_path: Path) -> None:
     table = tmp_path / "runs.csv"
     rows = [f"{compute},{0.63 * (compute + 0.52) ** -0.32 + 0.12}" for compute in (0.1, 1, 10, 100, 1000, 10000)]
     table.write_text("\n".join(["compute,error", *rows]))
-    code, out, _ = run("scaling-law", table, "--output", tmp_path / "law.png")
-    assert code == 0
-    assert "E = 0.63 (C + 0.52)^-0.32 + 0.12" in out
+    assert "E = 0.63 (C + 0.52)^-0.32 + 0.12" in run("scaling-law", table, "--output", tmp_path / "law.png")
     assert (tmp_path / "law.png").read_bytes().startswith(b"\x89PNG")
-    code, out, _ = run("scaling-law", table, "--json")
-    assert code == 0
-    told = json.loads(out)
+    told = json.loads(run("scaling-law", table, "--json"))
     assert [told[name] for name in "abcd"] == pytest.approx([0.63, 0.32, 0.12, 0.52], rel=1e-6)
     assert told["intervals"]["b"] == pytest.approx([0.32, 0.32], rel=1e-4)
     expected = 0.63 * (1e5 + 0.52) ** -0.32 + 0.12
-    (_, out, _), (_, shown, _) = (run("scaling-law", table, "--predict", "1e5", *more) for more in (["--json"], []))
+    out, shown = (run("scaling-law", table, "--predict", "1e5", *more) for more in (["--json"], []))
     (predicted,) = json.loads(out)["predictions"]
     assert [predicted["error"], *predicted["interval"]] == pytest.approx([expected] * 3, rel=1e-4)
     assert f"error at 100000 │ {expected:.4g}" in " ".join(shown.split())
-    code, out, _ = run("scaling-law", table, "--no-shift")
-    assert code == 0
+    out = run("scaling-law", table, "--no-shift")
     assert " C^-" in out
     assert "│ d " not in out
     fails(("scaling-law", table, "--predict", "0"), "--predict 0 is not a compute above 0; give a positive number")
@@ -223,9 +206,7 @@ def test_a_scaling_law_of_trained_folders(run, tmp_path: Path) -> None:
         data = None if data is None else DataFact(name="others", **data)
         date = datetime(2031, 2, 4, tzinfo=UTC)
         append_record(first, Record(kind="evaluation", command="", date=date, values=values, data=data))
-    code, out, _ = run("scaling-law", *folders[:4], folders[4] / "facts.json", "--json")
-    assert code == 0
-    told = json.loads(out)
+    told = json.loads(run("scaling-law", *folders[:4], folders[4] / "facts.json", "--json"))
     config = HfViTConfig(image_size=8, patch_size=4, **TINY)
     assert told["points"][4] == pytest.approx([training_flops(config, 8 * 100 * 4**4) / 1e18, 0.05 + 0.1 / 16])
     # Halved at every fourfold compute: an exponent of 1/2, and what is left is 0.05.

@@ -38,9 +38,8 @@ def test_training_compute_of_the_paper(name: str, epochs: int, published: int) -
 
 def test_bit_is_counted_as_timms() -> None:
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        timm.create_model("resnetv2_50x1_bit", num_classes=1000).eval().requires_grad_(False)(
-            torch.zeros(1, 3, 224, 200)
-        )
+        model = timm.create_model("resnetv2_50x1_bit", num_classes=1000).eval().requires_grad_(False)
+        model(torch.zeros(1, 3, 224, 200))
     assert forward_flops(hf_vit.HfBitConfig(num_labels=1000), (224, 200)) == counter.get_total_flops()
 
 
@@ -94,10 +93,8 @@ def test_a_stem_by_hand() -> None:
     macs = forward_macs(FAMILIES["hybrid"].config())
     assert macs["stem"] == root + first + second
     assert macs["patch embeddings"] == 4**2 * 256 * 32
-    assert forward_macs(RESNETS["bit"].config(stage_depths=(1, 1))) == {
-        "convolutions": root + first + second,
-        "head": 256 * 3,
-    }
+    parts = {"convolutions": root + first + second, "head": 256 * 3}
+    assert forward_macs(RESNETS["bit"].config(stage_depths=(1, 1))) == parts
 
 
 def test_a_mixer_by_hand() -> None:
@@ -131,9 +128,8 @@ def test_every_head_has_its_part() -> None:
     assert pooled["pooling"] == (2 * 16 + 2) * 32**2 + 2 * 16 * 32 + 2 * 32 * 48 + 32 * 20
     predicted = forward_macs(FAMILIES["plain"].config(prediction_target="downsampled"), task="masked_prediction")
     assert predicted["head"] == 16 * 32 * 16 * 512
-    pyramid = FAMILIES["plain"].config(
-        patch_size=16, image_size=64, use_feature_pyramid=True, fpn_hidden_size=20, out_features=["stage2"]
-    )
+    fields = dict(use_feature_pyramid=True, fpn_hidden_size=20, out_features=["stage2"])
+    pyramid = FAMILIES["plain"].config(patch_size=16, image_size=64, **fields)
     # Strides 4, 8, 16 and 32 px of 16 px: two halvings of the width by 2x2 deconvolutions, one, none, and a pooling.
     up = [16 * 4 * 32 * 16 + 64 * 4 * 16 * 8, 16 * 4 * 32 * 16, 0, 0]
     levels = [(256, 8), (64, 16), (16, 32), (4, 32)]

@@ -182,11 +182,8 @@ def test_labels_that_are_text_in_one_parquet_file_alone_are_refused(tmp_path, te
         rows = {"image": [{"bytes": encoded(picture(0)), "path": None}] * 6, "label": labels * 2}
         (tmp_path / split).mkdir()
         pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / split / "0.parquet")
-    refuses(
-        tmp_path,
-        r"the label column 'label' of '.*' is text in train/0\.parquet, but int64 in test/0",
-        streaming=streaming,
-    )
+    said = r"the label column 'label' of '.*' is text in train/0\.parquet, but int64 in test/0"
+    refuses(tmp_path, said, streaming=streaming)
 
 
 @EITHER

@@ -11,7 +11,7 @@ import torch
 from data.conftest import encoded, make_folder, make_tar, picture
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from training.conftest import write_numbers
+from training.conftest import Rows, write_numbers
 
 from hf_vit.data import (
     AugmentationConfig,
@@ -127,11 +127,10 @@ def test_stock_trainer_trains_and_evaluates(digits, tmp_path):
 
     processor, model = make_processor(CONFIG), Linear()
     quiet = dict(remove_unused_columns=False, save_strategy="no", use_cpu=True, disable_tqdm=True)
+    learning = dict(num_train_epochs=3, learning_rate=0.01, per_device_train_batch_size=32)
     trainer = Trainer(
         model,
-        TrainingArguments(
-            str(tmp_path), num_train_epochs=3, learning_rate=0.01, per_device_train_batch_size=32, **quiet
-        ),
+        TrainingArguments(str(tmp_path), **learning, **quiet),
         train_dataset=transform_split(digits, "train", train_transform(processor, VARIED)),
         eval_dataset=transform_split(digits, "validation", eval_transform(processor)),
         data_collator=ImageCollator(10, mixup_alpha=0.2),
@@ -229,21 +228,6 @@ def test_mixing_depends_on_seed_and_batch_alone():
 
 
 # ---- streams: every row once, dealt out to processes and workers, and taken up at any example
-
-
-class Rows:
-    """A transform that hands the rows through and tells the epoch; as those of `hf_vit.data.transforms`."""
-
-    mixable = True
-
-    def __init__(self):
-        self._epoch = torch.tensor(-1).share_memory_()
-
-    def set_epoch(self, epoch):
-        self._epoch.fill_(epoch)
-
-    def __call__(self, batch):
-        return {"pixel_values": [(int(self._epoch), row) for row in batch["image"]], "label": batch["label"]}
 
 
 @pytest.fixture

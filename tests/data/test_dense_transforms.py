@@ -198,9 +198,8 @@ def tensor(image):
 def test_a_network_gives_the_same_joined_when_its_margin_is_left_out(margin):
     """Two convolutions that see 4 px around; without the margin the edges of tiles differ."""
     torch.manual_seed(0)
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 5, padding=2), torch.nn.GELU(), torch.nn.Conv2d(8, 5, 5, padding=2)
-    )
+    first, second = torch.nn.Conv2d(3, 8, 5, padding=2), torch.nn.Conv2d(8, 5, 5, padding=2)
+    network = torch.nn.Sequential(first, torch.nn.GELU(), second)
     tiles = Tiles((90, 70), (40, 32), 12, margin)
     image = picture(90, 70)
     with torch.no_grad():
@@ -247,10 +246,8 @@ def answers(tiles, objects, beyond=0, doubt=0.0):
             seen = max(x1, left), max(y1, top), min(x2, right), min(y2, bottom)
             if seen[0] < seen[2] and seen[1] < seen[3]:
                 share = (seen[2] - seen[0]) * (seen[3] - seen[1]) / ((x2 - x1) * (y2 - y1))
-                low, high = (
-                    (max(x1, left - beyond), max(y1, top - beyond)),
-                    (min(x2, right + beyond), min(y2, bottom + beyond)),
-                )
+                low = max(x1, left - beyond), max(y1, top - beyond)
+                high = min(x2, right + beyond), min(y2, bottom + beyond)
                 corners = low[0] - left, low[1] - top, high[0] - left, high[1] - top
                 rows.append((*corners, abs(share - doubt), label))
         table = torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)

@@ -11,6 +11,7 @@ import shutil
 import struct
 import time
 import zlib
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -312,9 +313,7 @@ def test_hub_data_sets_come_through_datasets(folder, monkeypatch, streaming):
         return {key: part.to_iterable_dataset() if streaming else part for key, part in kinds.items()}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(
-        "huggingface_hub.HfApi.dataset_info", lambda self, name, timeout: type("Info", (), {"sha": "abc"})
-    )
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *given, **more: SimpleNamespace(sha="abc"))
     data = load_data("someone/pets:small", streaming=streaming)
     assert (data.name, data.label_names) == ("someone/pets:small", NAMES)
     assert len(contents(data, "validation")) == 5
@@ -329,9 +328,7 @@ def test_a_stream_of_the_hub_is_not_read_for_its_column_split(folder, monkeypatc
     rows = []
     read = table.to_iterable_dataset().map(lambda row: rows.append(1) or row, features=table.features)
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: {"train": read})
-    monkeypatch.setattr(
-        "huggingface_hub.HfApi.dataset_info", lambda self, name, timeout: type("Info", (), {"sha": "abc"})
-    )
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *given, **more: SimpleNamespace(sha="abc"))
     data = load_data("someone/pets", streaming=True)
     assert len(rows) <= 40  # to see whether there are labels
     assert "the column 'split' of 'someone/pets' divides no stream; leave --streaming out to divide by it" in data.notes
@@ -412,10 +409,7 @@ def test_lists_with_a_number_above_255_are_of_16_bits(tmp_path, streaming):
 @pytest.mark.parametrize(
     ("pixels", "match"),
     [
-        (
-            np.ones((24, 784), int),
-            r"lists of 784 with numbers from 1 to 1; save them as height x width .* such as 28x28x1",
-        ),
+        (np.ones((24, 784), int), r"lists of 784 with numbers from 1 to 1; save them as .* such as 28x28x1"),
         (np.ones((24, 3072), int), r"lists of 3072 .* such as 32x32x3"),
         (np.ones((24, 10), int), r"lists of 10 .* from 0 to 255 or 0 to 1$"),
         (np.ones((24, 5, 8, 8), int), "lists of 5x8x8 "),
@@ -549,10 +543,7 @@ def test_what_a_list_lacks_is_named(flat):
     for text, said in (
         ("file_name,label\nno/such/a.png,cat\nb.png,dog\n", r"image '.*no/such/a\.png' is missing"),
         (path.read_text(), r"image '.*gone\.png' is missing; replace or remove such images"),
-        (
-            f"file_name,label,split{of_holidays}",
-            r"metadata\.csv has the split 'holiday', which is unknown; write train, validation",
-        ),
+        (f"file_name,label,split{of_holidays}", r"metadata\.csv has the split 'holiday', .*; write train, valid"),
         ('file_name,label\n"unclosed\n', r"^metadata\.csv of 'flat'"),
         ("", r"metadata\.csv of 'flat' cannot be read as a list"),
     ):
@@ -789,9 +780,8 @@ def write_idx(path, array, *, header=None, cut=0):
     array = np.asarray(array)
     kinds = {"u1": 8, "i4": 12}
     start = bytes((0, 0, kinds[array.dtype.str[1:]], array.ndim)) if header is None else header
-    content = (
-        start + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(array.dtype.newbyteorder(">")).tobytes()
-    )
+    start += struct.pack(f">{array.ndim}I", *array.shape)
+    content = start + array.astype(array.dtype.newbyteorder(">")).tobytes()
     content = content[: len(content) - cut] if cut >= 0 else content + b"\0" * -cut
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
@@ -811,9 +801,8 @@ def write_mnist(folder, *, names="{split}-{kind}-idx{rank}-ubyte", splits=("trai
 
 
 def pixels_of(data, split):
-    return {
-        (np.asarray(row["image"].convert("L")).tobytes(), data.label_names[row["label"]]) for row in data.splits[split]
-    }
+    rows = data.splits[split]
+    return {(np.asarray(row["image"].convert("L")).tobytes(), data.label_names[row["label"]]) for row in rows}
 
 
 @EITHER

@@ -161,18 +161,12 @@ def test_places_that_cannot_be_read_are_told(folder, stored, store, monkeypatch)
     monkeypatch.setitem(sys.modules, "s3fs", None)
     for place, said in (
         ("s3://bucket/x", "the library that reads s3://bucket/x is not installed; install it with pip install s3fs$"),
-        (
-            "ftp://host/x",
-            "^the URL ftp://host/x has an unknown scheme; give a local path, file:///, or one of s3://, gs://, hf://",
-        ),
+        ("ftp://host/x", "^the URL ftp://host/x has an unknown scheme; give a local path, file:///, or one of s3"),
         ("memory://bucket/no", "^'memory://bucket/no' does not exist; give a folder"),
         ("memory://bucket/no*.parquet", "^'memory://bucket/no"),
         (f"{address}/cat", "holds images such as '000.png' but no class folders"),
         (f"{address}/cat/000.png", "is not a data set file; give .parquet"),
-        (
-            "memory://bucket/dense",
-            "holds masks or objects as separate files, which can only be read from a local folder",
-        ),
+        ("memory://bucket/dense", "holds masks or objects as separate files, which .* from a local folder"),
     ):
         with pytest.raises(UserError, match=said):
             load_data(place)
@@ -220,12 +214,11 @@ def test_folders_are_those_of_data(model, folder, caplog):
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_tables_of_predictions(ending, model, folder, stored, store, monkeypatch, command):
+def test_tables_of_predictions(ending, model, folder, stored, store, monkeypatch, succeeds):
     stored(folder)
     monkeypatch.chdir(folder.parent)
     for place in (f"here.{ending}", f"memory://bucket/there.{ending}"):
-        code, out, _ = command("predict", model, "pets/cat", "--output", place)
-        assert code == 0
+        out = succeeds("predict", model, "pets/cat", "--output", place)
     assert f"predictions in memory://bucket/there.{ending}" in out
     here = (folder.parent / f"here.{ending}").read_bytes()
     assert store.cat_file(f"bucket/there.{ending}") == here != b""

@@ -235,9 +235,8 @@ def test_fractional_shift_zoom_and_shear_stay_within_their_reach():
 def spread(config: AugmentationConfig, pixels: torch.Tensor, count: int = 400) -> torch.Tensor:
     """One image varied `count` times: [count, 3, H, W]."""
     keys = make_random_keys(0, 0, np.arange(count, dtype=np.uint64))
-    return Augmenter(config, tuple(pixels.shape[-2:]), v2.InterpolationMode.BILINEAR)(
-        list(pixels.expand(count, -1, -1, -1)), keys
-    )
+    augment = Augmenter(config, tuple(pixels.shape[-2:]), v2.InterpolationMode.BILINEAR)
+    return augment(list(pixels.expand(count, -1, -1, -1)), keys)
 
 
 def test_shifts_are_uniform_over_the_square():
