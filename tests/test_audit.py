@@ -230,9 +230,7 @@ def test_every_published_number_is_measured_again(judged: Path, colours: Path) -
 
 
 def test_a_result_on_images_of_other_sizes_is_measured_on_these(judged: Path, colours: Path) -> None:
-    run = evaluate_protocol(
-        "top1", str(judged), str(colours), split="validation", max_num_patches=2, device="cpu", progress=False
-    )
+    run = evaluate_protocol("top1", str(judged), str(colours), split="validation", max_num_patches=2, **QUIET)
     save_protocol(run, folder=judged)
     found = [finding for finding in audit(judged, colours) if "split validation" in finding.result_name]
     assert {finding.verdict for finding in found} == {"equal"}

@@ -104,9 +104,7 @@ def _parameter(parameter: Any) -> str:
     """Of an option its flags, type, range and default; of an argument its name in capitals."""
     flags = "/".join([*parameter.opts, *parameter.secondary_opts])
     name = flags if parameter.param_type_name == "option" else flags.upper()
-    limits = [
-        f"{word} {limit}" for word, limit in (("min", parameter.min), ("max", parameter.max)) if limit is not None
-    ]
+    limits = [f"{end} {limit}" for end, limit in (("min", parameter.min), ("max", parameter.max)) if limit is not None]
     default = "required" if parameter.required else f"default {parameter.default!r}"
     return ", ".join((f"{name}: {_type(parameter.type_descriptor.annotation)}", *limits, default))
 

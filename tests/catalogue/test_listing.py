@@ -80,9 +80,7 @@ def test_addresses_are_of_files_that_were_published() -> None:
             assert released is not None
             assert released.hf_hub_id, address
         else:
-            assert address.startswith(("gs://vit_models/", "gs://mixer_models/", "gs://bit_models/", "hf://google/")), (
-                address
-            )
+            assert address.startswith(("gs://vit_models/", "gs://mixer_models/", "gs://bit_models/", "hf://google/"))
 
 
 def test_folders(tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,8 @@ def test_all_options_reach_the_conversion(write_npz, tmp_path: Path, command):
     labels = tmp_path / "labels.txt"
     labels.write_text("cat\ndog\nÄpfel\n", encoding="utf-8")
     source = write_npz(make_checkpoint(grid=(2, 3)))
-    code, out, _ = command(
-        "convert", source, tmp_path / "model", "--image-size", "8x12", "--resize-to", "16", "--labels", labels
-    )
+    words = ("--image-size", "8x12", "--resize-to", "16", "--labels", labels)
+    code, out, _ = command("convert", source, tmp_path / "model", *words)
     assert code == 0
     assert "16x16 px, token pooling, 3 labels (new head)" in out
     assert "2 ignored; 2 replaced by a new head" in out

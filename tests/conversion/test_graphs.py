@@ -211,10 +211,7 @@ def test_what_the_file_says_of_itself(plain: tuple[Any, Path]):
     session = session_of(folder)
     (given,), outputs, said = session.get_inputs(), session.get_outputs(), session.get_modelmeta().custom_metadata_map
     assert (given.name, given.shape) == ("pixel_values", ["batch", 3, "height", "width"])
-    assert [(output.name, output.shape) for output in outputs] == [
-        ("logits", ["batch", 3]),
-        ("features", ["batch", 32]),
-    ]
+    assert [(each.name, each.shape) for each in outputs] == [("logits", ["batch", 3]), ("features", ["batch", 32])]
     assert json.loads(said["labels"]) == {str(index): label for index, label in model.config.id2label.items()}
     assert json.loads(said["processor"])["size"] == {"height": 16, "width": 16}
     assert said["image_sizes"] == "at least 4x4 px"
@@ -414,9 +411,8 @@ def test_openvino_reads_the_same_processor(tmp_path: Path):
         processor, file = PROCESSORS[name], tmp_path / f"{name}.onnx"
         step = Preprocessing.from_processor(processor).step
         file.write_bytes(graph_of(processor))
-        graph = get_openvino_core().compile_model(
-            openvino.convert_model(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
-        )
+        model, precision = openvino.convert_model(file), {"INFERENCE_PRECISION_HINT": "f32"}
+        graph = get_openvino_core().compile_model(model, "CPU", precision)
         for picture in PICTURES:
             wanted = processor(images=Image.fromarray(picture), return_tensors="np")["pixel_values"][0]
             difference = abs(graph([np.stack([picture, 255 - picture])])["preprocessed"][0] - wanted)

@@ -139,9 +139,7 @@ def test_gaps_in_blocks_and_in_stages(case):
 def test_what_has_no_counterpart_is_refused_by_name(key: str, told: str):
     shapes, companions = good("timm_vit")
     message = explain_refusal(shapes | {key: (64,)}, companions)
-    assert re.fullmatch(
-        rf"the checkpoint has {told}.*\('{key}'\), which hf_vit does not support; use it with timm", message
-    )
+    assert re.search(rf"has {told}.*\('{key}'\), which hf_vit does not support; use it with timm", message)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +152,8 @@ def test_what_has_no_counterpart_is_refused_by_name(key: str, told: str):
 )
 def test_what_is_nowhere_in_the_file_is_refused_by_name(lost: str, told: str):
     shapes, companions = good("timm_vit")
-    assert re.search(
-        told, explain_refusal({key: s for key, s in shapes.items() if not re.fullmatch(lost, key)}, companions)
-    )
+    left = {key: shape for key, shape in shapes.items() if not re.fullmatch(lost, key)}
+    assert re.search(told, explain_refusal(left, companions))
 
 
 @pytest.mark.parametrize(

@@ -519,9 +519,8 @@ def test_a_file_of_an_architecture_at_another_size(tmp_path: Path):
     """Its images get the declared size too, with the share of the crop that timm has for the architecture."""
     model = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=1)
     torch.save(model.state_dict(), tmp_path / "model.pth")
-    result = conversion.convert(
-        f"timm:vit_tiny_patch16_224@{tmp_path / 'model.pth'}", tmp_path / "out", image_size=(48, 48)
-    )
+    source = f"timm:vit_tiny_patch16_224@{tmp_path / 'model.pth'}"
+    result = conversion.convert(source, tmp_path / "out", image_size=(48, 48))
     processor = json.loads((result.output / "preprocessor_config.json").read_text())
     assert (processor["size"], processor["crop_size"]) == ({"shortest_edge": 53}, {"height": 48, "width": 48})
 

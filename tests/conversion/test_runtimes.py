@@ -26,7 +26,6 @@ from skimage.data import chelsea
 from torch.nn import functional as F
 from torch.onnx import ONNXProgram
 from training.conftest import make_colour_folder
-from transformers import ViTImageProcessor
 
 import hf_vit
 from hf_vit.conversion import export
@@ -40,15 +39,22 @@ from hf_vit.results.delivery import prepare_output
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporter
 
 
+def saved(name: str, folder: Path, **fields: Any) -> Any:
+    """A classifier of a family, with one layer where it has layers of attention, and its processor."""
+    fields |= {"num_hidden_layers": 1} if name in FAMILIES else {}
+    model = {**FAMILIES, **OTHERS}[name].build("classification", **fields)
+    for part in (model, make_processor(model.config)):
+        part.save_pretrained(folder)
+    return model
+
+
 def test_a_graph_whose_operators_do_not_keep_nan_is_certified_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It was refused, model and graph being "nan apart"; with NaN tests/test_exported_graphs.py has one.
 
     Of the ONNX graph nothing stays, not even the second file of more than 2 GB of weights.
     """
     monkeypatch.setattr(ONNXProgram, "save", partialmethod(ONNXProgram.save, external_data=True))
-    model = FAMILIES["hybrid"].build("classification", num_hidden_layers=1, stage_depths=(1,))
-    model.save_pretrained(tmp_path / "model")
-    make_processor(model.config).save_pretrained(tmp_path / "model")
+    model = saved("hybrid", tmp_path / "model", stage_depths=(1,))
     export(tmp_path / "model", tmp_path / "out", "openvino", static=True)
     assert not list(tmp_path.glob("out/*onnx*"))
     checks = json.loads((tmp_path / "out/export.json").read_text())["checks"]
@@ -112,18 +118,11 @@ def test_signals_are_heard_after_two_models_and_onnxruntime_reports_nothing(tmp_
 NEEDED = ("executorch", "ruamel.yaml", "flatbuffers")
 
 
-def saved(folder: Path) -> Path:
-    model = FAMILIES["plain"].build("classification", num_hidden_layers=1)
-    model.save_pretrained(folder)
-    make_processor(model.config).save_pretrained(folder)
-    return folder
-
-
 def test_without_the_library_it_is_refused_by_name(tmp_path: Path):
     assert importlib.util.find_spec("executorch") is None, "its own environment is for it: see below"
-    model = saved(tmp_path / "model")
+    saved("plain", tmp_path / "model")
     with pytest.raises(UserError, match=r'export to ExecuTorch needs executorch; .* "hf-vit\[executorch\]"'):
-        export(model, tmp_path / "out", "executorch")
+        export(tmp_path / "model", tmp_path / "out", "executorch")
     (tmp_path / "model.pte").write_bytes(b"")
     Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
     with pytest.raises(UserError, match=r'model\.pte needs executorch; .* "hf-vit\[executorch\]"'):
@@ -149,7 +148,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.timeout(1200)
 def test_a_program_answers_as_its_model(program: list[str], tmp_path: Path):
     """Exported, verified, and asked by the same commands as the model; nothing of ExecuTorch's log is seen."""
-    saved(tmp_path / "model")
+    saved("plain", tmp_path / "model")
     Image.linear_gradient("L").convert("RGB").save(tmp_path / "image.png")
 
     def told(*words: str) -> str:
@@ -183,20 +182,9 @@ PAGE = (Path(__file__).parents[2] / "docs/production.md").read_text()
 (INSTALL,) = re.findall(r"^npm (install .*)$", PAGE, flags=re.MULTILINE)
 
 
-def exported(name: str, folder: Path) -> tuple[torch.nn.Module, ViTImageProcessor]:
-    one_layer = {"num_hidden_layers": 1} if name in FAMILIES else {}
-    model = {**FAMILIES, **OTHERS}[name].build("classification", "default", **one_layer)
-    model.save_pretrained(folder / "model")
-    height, width = model.config.nominal_size
-    processor = ViTImageProcessor(size={"height": height, "width": width}, do_convert_rgb=True)
-    processor.save_pretrained(folder / "model")
-    export(folder / "model", folder / "out", "transformers.js")
-    return model, processor
-
-
 def test_the_folder_that_it_expects(tmp_path: Path):
-    model, _ = exported("plain", tmp_path)
-    folder = tmp_path / "out"
+    model, folder = saved("plain", tmp_path / "model"), tmp_path / "out"
+    export(tmp_path / "model", folder, "transformers.js")
     config = json.loads((folder / "config.json").read_text())
     assert (config["model_type"], config["label2id"]) == ("vit", model.config.label2id)
     processor = json.loads((folder / "preprocessor_config.json").read_text())
@@ -225,7 +213,9 @@ def node(*words: object, cwd: Path) -> str:
 @pytest.mark.parametrize("name", ["plain", "hybrid", "mixer"])
 def test_in_node(name: str, package: Path, tmp_path: Path):
     """Pictures of RGB, gray and a palette; transformers.js composites no transparency, so that there is none."""
-    model, processor = exported(name, tmp_path)
+    model = saved(name, tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "out", "transformers.js")
+    processor = make_processor(model.config)
     pictures = {"large": Image.fromarray(chelsea()), "small": Image.fromarray(chelsea()[40:52, 90:120])}
     pictures |= {"gray": pictures["large"].convert("L"), "palette": pictures["large"].convert("P")}
     for kind, picture in pictures.items():

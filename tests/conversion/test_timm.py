@@ -115,9 +115,8 @@ def test_class_eva(case: str, tmp_path: Path):
     model = of_timm(name, **arguments)
     if model.attn_pool is not None:  # has as many heads as the architecture: 8
         model = of_timm(name, **{**arguments, "embed_dim": 128})
-    result = conversion.convert(
-        save_timm(model, tmp_path / "saved", model_args={**arguments, "depth": 2}), tmp_path / "out"
-    )
+    source = save_timm(model, tmp_path / "saved", model_args={**arguments, "depth": 2})
+    result = conversion.convert(source, tmp_path / "out")
     assert result.plan.origin == "timm_eva"
     ours = result.plan.model_class.from_pretrained(result.output).eval()
     sizes = [(20, 20)] + ([(16, 8)] if name.endswith(("dinov3", "dinov3_qkvb", "lingbot")) else [])
@@ -419,7 +418,6 @@ def test_architecture_is_understood_or_refused(name: str):
     scale = getattr(block, "ls1", nn.Identity())
     assert (config.layer_scale_init_value is not None) == (not isinstance(scale, nn.Identity))
     assert config.grid == tuple(model.patch_embed.grid_size)
-    assert sum(torch.Size(row.parameter_shape).numel() for row in plan.rows) == sum(
-        p.numel() for p in model.parameters()
-    )
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert sum(torch.Size(row.parameter_shape).numel() for row in plan.rows) == count
     assert not plan.ignored

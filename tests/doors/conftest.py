@@ -22,7 +22,6 @@ TINY = {
 
 @pytest.fixture(params=list(TINY))
 def family(request: pytest.FixtureRequest) -> str:
-    """Runs a test for every family."""
     return request.param
 
 

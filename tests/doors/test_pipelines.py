@@ -60,9 +60,7 @@ def test_image_classification(folder, photographs, pixel_values):
             assert [entry["score"] for entry in answer] == pytest.approx(row[order].tolist(), rel=1e-4, abs=1e-5)
     assert classify(photographs[0]) == classify(photographs[:1])[0]
     streamed = list(classify((photographs[index % 6] for index in range(10)), batch_size=4))
-    assert [answer[0]["label"] for answer in streamed] == [
-        NAMES[int(logits[index % 6].argmax())] for index in range(10)
-    ]
+    assert [each[0]["label"] for each in streamed] == [NAMES[int(logits[index % 6].argmax())] for index in range(10)]
 
 
 @torch.no_grad()

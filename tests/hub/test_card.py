@@ -624,9 +624,7 @@ def test_what_the_card_says_of_pipelines_is_so(photographs: list[Image.Image], f
         off[kind] = total / len(photographs)
     for kind in ("plain", "rotated", "CMYK", "palette"):
         assert off[kind] < 0.005, kind  # transformers' two ways to resize differ by less than that
-    said = re.search(
-        r"by (\d+)% of the way from black to white\), and clips 16-bit images \(by (\d+)%\)", render_card(folder)
-    )
+    said = re.search(r"by (\d+)% of the way from .* clips 16-bit images \(by (\d+)%\)", render_card(folder))
     assert said is not None
     assert [int(said[1]), int(said[2])] == [round(100 * off[kind]) for kind in ("alpha", "16 bits")]
 

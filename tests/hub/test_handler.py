@@ -263,9 +263,8 @@ def test_memory_does_not_grow_under_load(server: Server, folders: dict[str, Path
         curve = list[tuple[float, int]]()
         while (passed := time.monotonic() - start) < LOAD_SECONDS:
             number = len(curve)
-            status, answer = server.ask(
-                names[number % len(names)], {"inputs": texts if number % 5 else [*texts, "bad"]}
-            )
+            inputs = texts if number % 5 else [*texts, "bad"]
+            status, answer = server.ask(names[number % len(names)], {"inputs": inputs})
             assert status == (200 if number % 5 else 400), answer
             curve.append((passed, server.state()["bytes"]))
         return curve

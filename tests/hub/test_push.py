@@ -133,9 +133,7 @@ def test_branches_tags_and_pull_requests(hub: Loopback, xet_client: Client, make
         ],
     )
     again_behind = xet_client.run("hub.jobs:push", folder=folders[1], repo_id="alice/other", tag="v1")
-    assert again_behind["error"].startswith(
-        f"alice/other has a tag v1 already (at {on['commit'][:8]}) with this content"
-    )
+    assert f"alice/other has a tag v1 already (at {on['commit'][:8]}) with this content" in again_behind["error"]
     assert hub.head("alice/other") == behind["commit"]
     assert hub.head(REPO) == first["commit"]
     assert hub.head(REPO, "next/try") == branch["commit"]

@@ -130,9 +130,7 @@ def test_embeddings_of_the_hub_are_those_of_a_disk(hub: Loopback, xet_client: Cl
     embed(output=tmp_path / "disk", **given)
     parts = {path.name: path.read_bytes() for path in (tmp_path / "disk").glob("*.parquet")}
     told = xet_client.run("hub.jobs:embed_into", repo_id="alice/vectors", within="digits", **given)
-    assert told[0].startswith("hf://alice/vectors/digits/manifest.json cannot be written, as the bucket or folder"), (
-        told
-    )
+    assert told[0].startswith("hf://alice/vectors/digits/manifest.json cannot be written, as the bucket or folder")
     assert told[1:] == [0, len(parts)]
     there = hub.files("alice/vectors")
     assert there.pop("digits/manifest.json")

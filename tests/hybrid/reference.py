@@ -33,9 +33,8 @@ def windows(images: np.ndarray, kernel: int, stride: int, fill: float, pad: int 
 
 def std_conv(images: np.ndarray, kernel: np.ndarray, stride: int = 1) -> np.ndarray:
     mean, deviation = kernel.mean((0, 1, 2)), kernel.std((0, 1, 2))
-    return np.einsum(
-        "bhwpqc,pqco->bhwo", windows(images, kernel.shape[0], stride, 0.0), (kernel - mean) / (deviation + 1e-5)
-    )
+    standardized = (kernel - mean) / (deviation + 1e-5)
+    return np.einsum("bhwpqc,pqco->bhwo", windows(images, len(kernel), stride, 0.0), standardized)
 
 
 def group_norm(images: np.ndarray, scale: np.ndarray, bias: np.ndarray, eps: float = 1e-6) -> np.ndarray:

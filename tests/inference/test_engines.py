@@ -102,9 +102,7 @@ def test_hooks_hear_what_they_heard(pair: tuple[Any, Any], monkeypatch):
     for path, runs in {"vit.layernorm": 0, "vit.layers.0": 0, "vit": 0, "classifier": 1}.items():
         seen.clear()
         for each in pair:
-            hook = each.get_submodule(path).register_forward_hook(
-                lambda _, given, output: heard.append((given, output))
-            )
+            hook = each.get_submodule(path).register_forward_hook(lambda _, *given: heard.append(given))
             each(images)
             hook.remove()
         assert_same(heard[-1][1], heard[-2][1])
@@ -349,9 +347,8 @@ def test_openvino_computes_gelus_apart_with_avx2_alone(
     (given,) = engine.run(values, ["outputs"]).values()
     assert given[0].isnan().all()
     assert float(given[1, 0]) == pytest.approx(1e10, rel=1e-6)
-    openvino.save_model(
-        runtimes.make_openvino_graph(program), file := tmp_path / "openvino_model.xml", compress_to_fp16=False
-    )
+    graph, file = runtimes.make_openvino_graph(program), tmp_path / "openvino_model.xml"
+    openvino.save_model(graph, file, compress_to_fp16=False)
     opened = runtimes.OPENVINO.open(file)
     torch.testing.assert_close(opened.run(values)["outputs"], given, rtol=1e-6, atol=1e-6, equal_nan=True)
     for graph in compiled:

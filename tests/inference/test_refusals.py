@@ -259,9 +259,8 @@ def test_a_model_inside_another():
     model, images = Wrapper().eval(), PLAIN.images(PLAIN.config())
     with torch.no_grad():
         wanted = model(images)
-        torch.testing.assert_close(
-            hf_vit.optimize_for_inference(model, engine="torch")(images), wanted, rtol=0, atol=1e-5
-        )
+        given = hf_vit.optimize_for_inference(model, engine="torch")(images)
+        torch.testing.assert_close(given, wanted, rtol=0, atol=1e-5)
     with pytest.raises(hf_vit.UserError, match="cannot be trained"):
         model.train()
 

@@ -230,9 +230,8 @@ class Family:
     ) -> Any:
         """A model in evaluation mode whose parameters are all far from zero, so that nothing is tested on zeros."""
         with no_init_weights():  # `randomise` writes every parameter
-            model = self.classes[head]._from_config(
-                self.config(choice, **overrides), attn_implementation=attn_implementation
-            )
+            config = self.config(choice, **overrides)
+            model = self.classes[head]._from_config(config, attn_implementation=attn_implementation)
         return randomise(model, seed).to(dtype).eval()
 
     def shared(self, head: str = "model", choice: str = "default", dtype: torch.dtype = torch.float32) -> Any:
@@ -431,6 +430,4 @@ def training_loss(family: Family, head: str, model: Any, pixel_values: torch.Ten
     if getattr(outputs, "loss", None) is not None:
         return outputs.loss
     generator = torch.Generator().manual_seed(2)
-    return sum(
-        (tensor * torch.randn(tensor.shape, generator=generator).to(tensor)).mean() for tensor in tensors_of(outputs)
-    )
+    return sum((each * torch.randn(each.shape, generator=generator).to(each)).mean() for each in tensors_of(outputs))

@@ -27,20 +27,15 @@ def patches_seen(config: Any, place: Place, grid: Place) -> set[Place]:
     (row, column), (h, w) = place, grid
     if config.attention_pattern == "local":  # 1906.05909, section 3.1: N_k(i, j)
         reach = (config.attention_window - 1) // 2
-        square = {
-            (row + down, column + right) for down in range(-reach, reach + 1) for right in range(-reach, reach + 1)
-        }
+        near = range(-reach, reach + 1)
+        square = {(row + down, column + right) for down in near for right in near}
         return {(y, x) for y, x in square if 0 <= y < h and 0 <= x < w}
     if config.attention_pattern == "criss_cross":  # 1811.11721, section 3.2: H + W - 1 places
         return {(row, x) for x in range(w)} | {(y, column) for y in range(h)}
     # 1904.10509, section 4.3: A1 = {t, ..., i} with t = max(0, i - l), A2 = {j : (i - j) mod l = 0}; and after i, too.
-    stride, number = config.attention_stride, row * w + column
-    before = {*range(max(0, number - stride), number + 1)} | {
-        j for j in range(number + 1) if (number - j) % stride == 0
-    }
-    after = {*range(number, min(h * w, number + stride + 1))} | {
-        j for j in range(number, h * w) if (j - number) % stride == 0
-    }
+    stride, i = config.attention_stride, row * w + column
+    before = {*range(max(0, i - stride), i + 1)} | {j for j in range(i + 1) if (i - j) % stride == 0}
+    after = {*range(i, min(h * w, i + stride + 1))} | {j for j in range(i, h * w) if (j - i) % stride == 0}
     return {divmod(j, w) for j in before | after}
 
 

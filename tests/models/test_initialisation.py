@@ -102,10 +102,7 @@ def test_what_a_checkpoint_lacks_is_initialised_the_same(family: Family, tmp_pat
 
 def test_a_seed_gives_the_same_model(family: Family):
     """Every head, and every kind of module that a choice brings in."""
-    for head, choice in [
-        *((head, "default") for head in family.classes),
-        *(("model", name) for name in family.choices),
-    ]:
+    for head, choice in [*((head, "default") for head in family.classes), *(("model", one) for one in family.choices)]:
         models = []
         for _ in range(2):
             torch.manual_seed(5)

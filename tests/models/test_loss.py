@@ -121,9 +121,7 @@ def test_accumulated_step(kind: str, batch: int, tmp_path: Path):
     model = PLAIN.build("classification", dtype=torch.float64, problem_type=problem_type).train()
     images = PLAIN.images(model.config, batch=8, dtype=torch.float64)
     model(images, labels=labels).loss.backward()
-    wanted = {
-        name: (parameter.detach().clone(), parameter.grad.clone()) for name, parameter in model.named_parameters()
-    }
+    wanted = {name: (p.detach().clone(), p.grad.clone()) for name, p in model.named_parameters()}
     settings = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 8 // batch, "max_grad_norm": 0.0}
     trainer = trainer_of(model, images, labels, tmp_path, **settings, max_steps=1, lr_scheduler_type="constant")
     assert trainer.train().global_step == 1

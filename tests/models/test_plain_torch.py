@@ -192,9 +192,8 @@ def test_lora_beside_a_standardised_kernel(kernel: int, stride: int, padding: st
 
     conv = StdConv2d(5, 4, kernel, stride, padding=padding, standardization="std").double()
     wanted = StdConv2d(5, 4, kernel, stride, padding=padding).double()  # whose kernel stays as it is
-    model: Any = get_peft_model(
-        nn.Sequential(conv), LoraConfig(r=2, lora_alpha=6, target_modules=["0"], init_lora_weights=False)
-    )
+    config = LoraConfig(r=2, lora_alpha=6, target_modules=["0"], init_lora_weights=False)
+    model: Any = get_peft_model(nn.Sequential(conv), config)
     layer = model.base_model.model[0]
     a, b = (getattr(layer, f"lora_{part}")["default"].weight for part in "AB")
     wanted.weight.copy_(conv.standardized() + 3 * torch.einsum("or,rihw->oihw", b[:, :, 0, 0], a))

@@ -191,9 +191,8 @@ def linear_weights(old: int, new: int, antialias: bool) -> np.ndarray:
 @pytest.mark.parametrize(("old", "new"), [((4, 4), (2, 2)), ((4, 5), (3, 8)), ((6, 4), (9, 4))])
 def test_kernels_and_positions_of_flexivit(old, new, tmp_path):
     """Its published method: pinv of the transposed resize matrix (tf.image.resize); jax.image.resize for the table."""
-    model = PLAIN.build(
-        "classification", "gap", dtype=torch.float64, patch_size=old, image_size=(7 * old[0], 7 * old[1])
-    )
+    sizes = {"patch_size": old, "image_size": (7 * old[0], 7 * old[1])}
+    model = PLAIN.build("classification", "gap", dtype=torch.float64, **sizes)
     model.save_pretrained(tmp_path)
     size, choice = (5 * new[0], 9 * new[1]), {"position_interpolation": "flexivit"}
     other = type(model).from_pretrained(tmp_path, patch_size=new, image_size=size, **choice)
@@ -214,10 +213,8 @@ def test_tables_of_rows_and_of_columns_are_smoothed_too(old: int, new: int):
     fields = {"position_interpolation": "flexivit", "image_size": (old * 4, old * 4)}
     model = PLAIN.build("model", "learned_2d", dtype=torch.float64, **fields)
     table = model.embeddings
-    (rows, _), weights = (
-        table.compute_position_table((new, new), like=torch.zeros(1)),
-        linear_weights(old, new, antialias=True),
-    )
+    rows, _ = table.compute_position_table((new, new), like=torch.zeros(1))
+    weights = linear_weights(old, new, antialias=True)
     halves = [weights @ getattr(table, f"{name}_position_embeddings").detach().numpy()[0] for name in ("row", "column")]
     wanted = np.concatenate([np.repeat(halves[0], new, axis=0), np.tile(halves[1], (new, 1))], axis=1)
     np.testing.assert_allclose(rows[0].detach(), wanted, rtol=0, atol=1e-12)

@@ -57,9 +57,7 @@ def slow_loss(model: Any, images: torch.Tensor, masked: torch.Tensor, prediction
             top, left = place // w * high, place % w * wide
             patch, outputs = images[image, :, top : top + high, left : left + wide], predictions[image, place].tolist()
             if kind == "pixels":
-                losses += [
-                    (a - float(b)) ** 2 for a, b in zip(outputs, [v for c in patch for r in c for v in r], strict=True)
-                ]
+                losses += [(a - b) ** 2 for a, b in zip(outputs, patch.flatten().tolist(), strict=True)]
                 continue
             for index, label in enumerate(slow_classes(patch, 1 if kind == "mean_color" else 4)):
                 scores = outputs[index * 512 : (index + 1) * 512]
@@ -206,9 +204,8 @@ def test_next_patch_is_predicted_from_those_before(target: str):
     before = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, :15]], dim=1)
     predictions = model.prediction_head(before)
     outputs = model(images, **inputs)
-    assert outputs.loss.item() == pytest.approx(
-        slow_loss(model, images, inputs["bool_masked_pos"], predictions), rel=1e-10
-    )
+    wanted = slow_loss(model, images, inputs["bool_masked_pos"], predictions)
+    assert outputs.loss.item() == pytest.approx(wanted, rel=1e-10)
     patches = cut_patches(images, (4, 4)).clone()
     patches[:, 7:] = patches[:, 7:].flip(-1) + 0.3
     changed = cut_patches(model(join_patches(patches, (4, 4))).reconstruction, (4, 4))

@@ -92,9 +92,8 @@ def test_what_is_left_over_has_no_part_in_anything(family: Family, head: str, ch
             for one, other in zip(*(p if isinstance(p, tuple) else (p,) for p in pairs), strict=True):
                 assert one is other is None or torch.equal(one, other), name
         mask = torch.ones(2, h, w)
-        assert torch.equal(
-            model(images, patch_attention_mask=mask)[key][0], model(seen, patch_attention_mask=mask)[key][0]
-        )
+        given, wanted = (model(each, patch_attention_mask=mask)[key][0] for each in (images, seen))
+        assert torch.equal(given, wanted)
 
 
 @CUT

@@ -187,7 +187,6 @@ def as_tower(arrays: Arrays, prefix: str) -> Arrays:
 
 
 def renamed(arrays: dict, *pairs: tuple[str, str]) -> dict:
-    """Replace every pattern in the names."""
     for pattern, new in pairs:
         arrays = {re.sub(pattern, new, key): value for key, value in arrays.items()}
     return arrays
