@@ -69,7 +69,7 @@ texts: $(VENV)/.base
 compat:
 	$(PYTHON) -m venv --clear build/compat
 	build/compat/bin/python -m pip install --quiet --disable-pip-version-check uv
-	build/compat/bin/uv pip install --quiet --python build/compat/bin/python --resolution lowest-direct --editable '.[test,peft,quantization]'
+	build/compat/bin/uv pip install --quiet --python build/compat/bin/python --resolution lowest-direct --editable '.[test,export,peft,quantization]'
 	build/compat/bin/python benchmarks/compat.py --output benchmarks/results/compat.json
 
 # Source distribution, and the wheel that it makes, installed into an environment of its own (some GB) and tried there.

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from models.families import FAMILIES, Family, checkpoint_activations, randomise, training_loss
+from packaging.version import Version
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from transformers import ViTConfig, ViTForImageClassification
@@ -75,6 +76,10 @@ def wanted(build: Build, images: torch.Tensor) -> Wanted:
 def test_vmap_over_stacked_models(build: Build, images: torch.Tensor, wanted: Wanted):
     """And one after another, by a model that has computed with weights of its own: the same bits."""
     model = build(99)
+    if Version(torch.__version__) < Version("2.12") and any(
+        isinstance(module, nn.GroupNorm) for module in model.modules()
+    ):
+        pytest.skip("torch 2.11 has no batching rule for the memory layout of maps in GroupNorm")
     before = logits(model, images)
     for weights, outputs in wanted:
         assert torch.equal(logits(model, images, weights=weights), outputs)

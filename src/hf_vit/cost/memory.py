@@ -161,7 +161,8 @@ def measure_step(
         with no_init_weights():
             model = model_class(config).train()
         if checkpointing:
-            model.activation_checkpointing_enable()
+            # transformers below 5.23 has the old name only.
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         for parameter in model.parameters():  # gradients are counted separately, so each is freed at once
             parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
         images = torch.empty(shape)
