@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 from PIL import Image
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES
@@ -123,7 +124,8 @@ def count_flops(model: torch.nn.Module, function: Callable[[], Any]) -> int:
     for parameter in trainable:
         parameter.requires_grad_(False)
     try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        # Attention as matrix products, as old versions of torch do not count the fused one of CPUs.
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             function()
     finally:
         for parameter in trainable:
