@@ -289,6 +289,16 @@ class Curvatures(torch.utils.data.Dataset):
         return {"curvature": torch.tensor(self.values[index])}
 
 
+class Turned(Quadratic):
+    """Curvatures from 5 on count along a alone, as slopes of one direction would be perturbed alike."""
+
+    def forward(self, curvature, labels=None):
+        self.seen.append((self.place.detach().clone(), None))
+        first = (curvature < 5).float()
+        each = curvature * (3 * self.place[0] ** 2 + first * self.place[1] ** 2) / 2
+        return {"loss": each.mean(), "logits": each[:, None]}
+
+
 def descend(model, curvatures, tmp_path, sharpness, micro_batches=1, steps=1, clip=0.0):
     size = dict(per_device_train_batch_size=len(curvatures) // micro_batches, gradient_accumulation_steps=micro_batches)
     rule = dict(optim="sgd", learning_rate=0.1, lr_scheduler_type="constant", max_steps=steps, max_grad_norm=clip)
@@ -318,21 +328,13 @@ def test_a_step_on_a_quadratic_worked_by_hand(tmp_path):
 
 
 def test_accumulated_micro_batches_are_one_batch(tmp_path):
-    whole, parts = Quadratic(), Quadratic()
+    whole, parts = Turned(), Turned()
     descend(whole, [1.0, 2.0, 3.0, 6.0], tmp_path, SharpnessAware(0.3), steps=3)
     descend(parts, [1.0, 2.0, 3.0, 6.0], tmp_path, SharpnessAware(0.3), micro_batches=4, steps=3)
     torch.testing.assert_close(parts.place, whole.place)
 
 
 def test_m_sharpness_perturbs_for_every_micro_batch(tmp_path):
-    # Slopes of one direction would be perturbed alike: the second pair of images looks along a alone.
-    class Turned(Quadratic):
-        def forward(self, curvature, labels=None):
-            self.seen.append((self.place.detach().clone(), None))
-            first = (curvature < 5).float()
-            each = curvature * (3 * self.place[0] ** 2 + first * self.place[1] ** 2) / 2
-            return {"loss": each.mean(), "logits": each[:, None]}
-
     model = Turned()
     descend(model, [2.0, 8.0], tmp_path, SharpnessAware(0.5, micro_batches=True), micro_batches=2)
     start = torch.tensor([1.0, -2.0])
