@@ -262,7 +262,7 @@ def read_config(companions: Companions, model_types: tuple[str, ...], ignored: C
         )
     config = _select_tower_config(config_file) if file_type in IMAGE_TOWERS else config_file
     model_type = IMAGE_TOWERS.get(file_type, file_type)
-    head = {name: config_file.get(name) for name in ("problem_type", "id2label")}  # which the tower has not
+    head = {name: config_file.get(name) for name in ("problem_type", "id2label")}  # the tower has no head
     head["problem_type"] = head["problem_type"] or config.get("problem_type")
     validated = validate_values(TransformersConfig, DEFAULTS[model_type] | dict(config) | head, "config.json")
     values = validated.model_dump(exclude_none=True)

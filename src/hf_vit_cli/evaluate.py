@@ -55,7 +55,7 @@ def evaluate(
     from hf_vit.loading.optimizing import describe_engine
     from hf_vit.writing import is_writable
 
-    # Only the options that were given, as a protocol refuses those of the others.
+    # Only the options that were given, as a protocol refuses options of other protocols.
     values = {name: value for name, value in values.items() if value not in (None, [], ())}
     run = measure(**values, command=format_command(context))
     print_notes(run.examination.data.notes)

@@ -285,7 +285,7 @@ def load_model(
 
 
 def _find_library(source: Source) -> tuple[Literal["timm", "transformers"] | None, bool]:
-    """Return the library that runs a checkpoint, or None, and whether it takes images only, and all of each.
+    """Return the library that runs a checkpoint, or None, and whether its model takes only images and sees all of each.
 
     That is the library that saved it, if it is installed and still has the architecture.
     """
