@@ -36,14 +36,6 @@ def commands(group=None, path=()):
 COMMANDS = {" ".join(path): command for path, command in commands()}
 
 
-def told(capsys, *arguments):
-    """(exit code, standard output, standard error) of a call in this process."""
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    out, err = capsys.readouterr()
-    return ended.value.code, out, err
-
-
 # What takes seconds to import is barred: an answer that looked for it would end in a traceback.
 QUICK = """
 import io, json, sys
@@ -101,9 +93,9 @@ def test_completion_needs_no_library():
     assert json.loads(finished.stdout) == [[], 0, "finetune\n"]
 
 
-def test_the_version_is_one(capsys):
+def test_the_version_is_one(command):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert told(capsys, "--version") == (0, f"hf-vit {project['version']}\n", "")
+    assert command("--version") == (0, f"hf-vit {project['version']}\n", "")
     assert hf_vit.__version__ == project["version"]
     assert project["scripts"] == {"hf-vit": "hf_vit_cli.main:main"}
 
@@ -117,21 +109,21 @@ def test_the_version_is_one(capsys):
         ("hf-vit convert --ver", 2, ["--verify"]),
     ],
 )
-def test_bash_completes(typed, position, offered, capsys, monkeypatch):
+def test_bash_completes(typed, position, offered, command, monkeypatch):
     monkeypatch.setenv("_HF_VIT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(position))
-    code, out, err = told(capsys)
+    code, out, err = command()
     assert (code, out.split(), err) == (0, offered, "")
 
 
-def test_completion_can_be_installed(tmp_path, capsys, monkeypatch):
+def test_completion_can_be_installed(tmp_path, command, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("shellingham.detect_shell", lambda *_: ("bash", "/bin/bash"))
-    code, script, err = told(capsys, "--show-completion")
+    code, script, err = command("--show-completion")
     assert (code, err) == (0, "")
     assert "complete -o default -F _hf_vit_completion hf-vit" in script
-    code, out, err = told(capsys, "--install-completion")
+    code, out, err = command("--install-completion")
     assert (code, err) == (0, "")
     assert "bash completion installed" in out
     written = [path for path in tmp_path.rglob("*") if path.is_file() and "_hf_vit_completion" in path.read_text()]
@@ -210,8 +202,8 @@ REQUIRED = {name: [each for each in command.params if each.required] for name, c
 
 
 @pytest.mark.parametrize("name", [name for name, required in REQUIRED.items() if required])
-def test_all_that_is_missing_is_told_at_once(name, capsys):
-    code, out, err = told(capsys, *name.split())
+def test_all_that_is_missing_is_told_at_once(name, command):
+    code, out, err = command(*name.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
     shown = err.removeprefix("hf-vit: ").partition(" is missing; ")[0].split(", ")
     assert shown == [f"--{each.name.removesuffix('s') if each.nargs < 0 else each.name}" for each in REQUIRED[name]]
@@ -225,17 +217,17 @@ def test_finetune_shows_first_what_people_need_first():
 
 
 @pytest.mark.parametrize("client", ["datasets", "huggingface_hub"])
-def test_a_log_has_no_bars(client, capsys, monkeypatch):
+def test_a_log_has_no_bars(client, command, monkeypatch):
     """Neither where the client was imported before, as by a program that calls ours."""
     quiet = Mock()
     monkeypatch.setattr(f"{client}.utils.disable_progress_bars", quiet)
-    assert told(capsys, "recipes")[0] == 0
+    assert command("recipes")[0] == 0
     quiet.assert_called_once_with()
 
 
-def test_who_waits_for_libraries_sees_it(capsys, monkeypatch):
+def test_who_waits_for_libraries_sees_it(command, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    code, out, err = told(capsys, "recipes", "nosuch")
+    code, out, err = command("recipes", "nosuch")
     assert (code, out) == (1, "")
     assert err.startswith("hf-vit recipes: loading libraries ...\r\x1b[Khf-vit: ")
 
@@ -258,8 +250,8 @@ def test_who_waits_for_libraries_sees_it(capsys, monkeypatch):
         ),
     ],
 )
-def test_misuse_is_told_in_one_line(words, message, capsys):
-    code, out, err = told(capsys, *words.split())
+def test_misuse_is_told_in_one_line(words, message, command):
+    code, out, err = command(*words.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"hf-vit: {message}")
 
@@ -280,10 +272,10 @@ def test_misuse_is_told_in_one_line(words, message, capsys):
         ("{learning_rate: .1, seed: 3}", "--model, --data, --output is missing"),
     ],
 )  # fmt: skip
-def test_a_config_file_is_refused_in_one_line(content, message, tmp_path, capsys):
+def test_a_config_file_is_refused_in_one_line(content, message, tmp_path, command):
     file = tmp_path / "options.yaml"
     file.write_text(content)
-    code, out, err = told(capsys, "finetune", "--config", str(file))
+    code, out, err = command("finetune", "--config", file)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
 
@@ -321,12 +313,12 @@ def test_a_stranger_s_facts_push_nothing(tmp_path):
     assert (typed["model"], typed["seed"]) == ("S/16", 3)
 
 
-def test_ctrl_c_while_options_are_read_ends_in_a_line(capsys, monkeypatch, tmp_path: Path):
+def test_ctrl_c_while_options_are_read_ends_in_a_line(command, monkeypatch, tmp_path: Path):
     def stopped(place: Path) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("hf_vit_cli.command.find_obstacle", stopped)
-    code, out, err = told(capsys, "export", "model", str(tmp_path / "out"), "--to", "timm")
+    code, out, err = command("export", "model", tmp_path / "out", "--to", "timm")
     assert (code, out, err) == (130, "", "hf-vit: stopped; no incomplete files remain\n")
 
 
@@ -343,11 +335,11 @@ def test_closed_streams_hinder_no_command(monkeypatch):
         stream.close()
 
 
-def test_a_working_folder_that_is_gone_is_told_in_a_line(capsys, monkeypatch, tmp_path: Path):
+def test_a_working_folder_that_is_gone_is_told_in_a_line(command, monkeypatch, tmp_path: Path):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    code, out, err = told(capsys, "recipes")
+    code, out, err = command("recipes")
     monkeypatch.chdir(tmp_path)
     assert (code, out, err) == (1, "", "hf-vit: the working directory was deleted; change to another one with cd\n")
 

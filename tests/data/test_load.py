@@ -775,12 +775,11 @@ def test_the_rule_is_frozen():
 # ---- IDX files
 
 
-def write_idx(path, array, *, header=None, cut=0):
-    """Write an array as IDX, compressed if the name says so; `header` replaces the four first bytes."""
+def write_idx(path, array, *, cut=0):
+    """Write an array as IDX, compressed if the name says so, without its last bytes or with more."""
     array = np.asarray(array)
     kinds = {"u1": 8, "i4": 12}
-    start = bytes((0, 0, kinds[array.dtype.str[1:]], array.ndim)) if header is None else header
-    start += struct.pack(f">{array.ndim}I", *array.shape)
+    start = bytes((0, 0, kinds[array.dtype.str[1:]], array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
     content = start + array.astype(array.dtype.newbyteorder(">")).tobytes()
     content = content[: len(content) - cut] if cut >= 0 else content + b"\0" * -cut
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -890,50 +889,38 @@ def test_one_of_several_idx_sets_is_offered_under_a_name_that_works(tmp_path, na
     assert load_data(offered).label_names == (["0", "O"] if "EMNIST" in names else ["0", "1"])
 
 
-def break_idx(folder, how):
-    images, labels = folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte"
-    pixels = np.random.RandomState(0).randint(0, 256, (40, 6, 4)).astype(np.uint8)
-    if how == "magic":
-        images.write_bytes(b"<!DOCTYPE html>")
-    elif how in ("cut", "longer"):
-        write_idx(images, pixels, cut=5 if how == "cut" else -5)
-    elif how == "huge":
-        images.write_bytes(struct.pack(">I3I", 2051, 2**32 - 1, 2**16, 2**16))
-    elif how == "cut gzip":
-        packed = write_idx(folder / "train-images-idx3-ubyte.gz", pixels)
-        packed.write_bytes(packed.read_bytes()[:-200])
-        images.unlink()
-    elif how == "counts":
-        write_idx(labels, np.zeros(39, np.uint8))
-    elif how == "columns":
-        write_idx(labels, np.zeros((40, 3), np.int32))
-    elif how == "numbers":
-        write_idx(images, pixels.astype(np.int32))
-    elif how == "header":
-        images.write_bytes(b"\0\0\x08\x03\0\0")
-    else:
-        (labels if how == "no labels" else images).unlink()
+def cut_gzip(folder):
+    packed = write_idx(folder / f"{IMAGES}.gz", PIXELS)
+    packed.write_bytes(packed.read_bytes()[:-200])
+    (folder / IMAGES).unlink()
 
 
-@pytest.mark.parametrize(
-    ("how", "match"),
-    [
-        ("magic", r"train-images-idx3-ubyte is not an IDX file \(it begins with b'<!DO'\)"),
-        ("cut", "train-images-idx3-ubyte announces 40x6x4 values, but the file holds less"),
-        ("longer", "train-images-idx3-ubyte announces 40x6x4 values, but the file holds more"),
-        ("huge", "train-images-idx3-ubyte announces 4294967295x65536x65536 values, but the file holds less"),
-        ("cut gzip", r"train-images-idx3-ubyte.gz cannot be read \(Compressed file ended"),
-        ("counts", "train-images-idx3-ubyte holds 40 images but train-labels-idx1-ubyte 39 labels"),
-        ("columns", "train-labels-idx1-ubyte holds 40x3 values; labels need one whole number per image"),
-        ("numbers", "train-images-idx3-ubyte holds 40x6x4 values of type int32"),
-        ("header", "train-images-idx3-ubyte.* holds less"),
-        ("no labels", "train-images-idx3-ubyte has no file of labels"),
-        ("no images", "labels train-labels-idx1-ubyte without images"),
-    ],
-)
-def test_damaged_idx_files_are_named(tmp_path, how, match):
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+PIXELS = np.random.RandomState(0).randint(0, 256, (40, 6, 4)).astype(np.uint8)
+DAMAGED = {
+    "magic": (lambda d: (d / IMAGES).write_bytes(b"<!DOCTYPE html>"),
+              rf"{IMAGES} is not an IDX file \(it begins with b'<!DO'\)"),
+    "cut": (lambda d: write_idx(d / IMAGES, PIXELS, cut=5), f"{IMAGES} announces 40x6x4 values, .* holds less"),
+    "longer": (lambda d: write_idx(d / IMAGES, PIXELS, cut=-5), f"{IMAGES} announces 40x6x4 values, .* holds more"),
+    "huge": (lambda d: (d / IMAGES).write_bytes(struct.pack(">I3I", 2051, 2**32 - 1, 2**16, 2**16)),
+             f"{IMAGES} announces 4294967295x65536x65536 values, but the file holds less"),
+    "cut gzip": (cut_gzip, rf"{IMAGES}.gz cannot be read \(Compressed file ended"),
+    "counts": (lambda d: write_idx(d / LABELS, np.zeros(39, np.uint8)),
+               f"{IMAGES} holds 40 images but {LABELS} 39 labels"),
+    "columns": (lambda d: write_idx(d / LABELS, np.zeros((40, 3), np.int32)),
+                f"{LABELS} holds 40x3 values; labels need one whole number per image"),
+    "numbers": (lambda d: write_idx(d / IMAGES, PIXELS.astype(np.int32)), "holds 40x6x4 values of type int32"),
+    "header": (lambda d: (d / IMAGES).write_bytes(b"\0\0\x08\x03\0\0"), f"{IMAGES}.* holds less"),
+    "no labels": (lambda d: (d / LABELS).unlink(), f"{IMAGES} has no file of labels"),
+    "no images": (lambda d: (d / IMAGES).unlink(), f"labels {LABELS} without images"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_damaged_idx_files_are_named(tmp_path, how):
     write_mnist(tmp_path)
-    break_idx(tmp_path, how)
+    damage, match = DAMAGED[how]
+    damage(tmp_path)
     with pytest.raises(UserError, match=match) as error:
         load_data(tmp_path)
     assert "\n" not in str(error.value)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from comparison import zoo
-from evaluation.tiny import NAMES, examine, make_data, our_subject, save_ours
+from evaluation.tiny import NAMES, examine, make_animals, make_data, our_subject, save_ours
 from models.families import OTHERS
 from PIL import Image
 from transformers import ViTImageProcessor
@@ -259,14 +259,7 @@ COUNT = 24  # images of the test split
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    random = np.random.default_rng(0)
-    for split, count in (("train", 4), ("validation", 4), ("test", COUNT)):
-        for number in range(count):
-            place = root / split / NAMES[number % 2]
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number}.png")
-    return root
+    return make_animals(tmp_path_factory.mktemp("data"), COUNT // 2, train=2, side=8)
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ OF_ONE_CLASS = [name for name in PROTOCOLS if name not in OTHERS]
 
 @pytest.fixture
 def run(succeeds):
-    """Run `hf-vit evaluate`."""
     return lambda *arguments: succeeds("evaluate", *arguments, "--device", "cpu")
 
 

@@ -138,7 +138,6 @@ def test_fresh_program_would_notice_an_importable_package(tmp_path):
 
 @pytest.mark.slow  # trains three models to the end
 def test_promised_accuracy(tmp_path):
-    """Over three seeds at least 99% of the test images on average."""
     settings = dict(command="hf-vit demo", report=print)
     results = [train_digits(tmp_path / f"{seed}", seed=seed, **settings) for seed in range(3)]
     assert sum(result.test.top1 for result in results) / 3 >= 0.99

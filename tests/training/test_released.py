@@ -310,7 +310,6 @@ def descend(model, curvatures, tmp_path, sharpness, micro_batches=1, steps=1, cl
 
 
 def slope(place, curvature):
-    """By hand: (3 c a, c b)."""
     return torch.tensor([3.0 * curvature * place[0], curvature * place[1]])
 
 
