@@ -239,8 +239,7 @@ def refuse_regression(model: Any, name: str, purpose: str, remedy: str = "hf-vit
     Raises:
         UserError: the model's outputs are values.
     """
-    reason = find_regression_reason(model)
-    if reason is not None:
+    if reason := find_regression_reason(model):
         raise UserError(f"{purpose} needs a classifier, but {name} is a regression model ({reason}); {remedy}")
 
 
@@ -292,8 +291,7 @@ def refuse_own_class(config: Mapping[str, Any], name: str) -> None:
     Raises:
         UserError: config.json names such a class.
     """
-    custom_class = find_own_class(config)
-    if custom_class is not None:
+    if custom_class := find_own_class(config):
         raise UserError(
             f"config.json of {name} names the class {custom_class}, which is not part of hf_vit, and commands do not "
             "run its code; load it in Python with trust_remote_code=True, or, if a class of hf_vit computes the same, "

@@ -404,7 +404,7 @@ def test_of_equal_accuracies_the_lower_loss_is_better():
     assert score(7001, 20.0) > score(7000, 0.5)
 
 
-def test_a_training_takes_the_size_of_the_checkpoint_s_processor(succeeds, tiny_checkpoint, colours, tmp_path):
+def test_a_training_takes_the_size_of_the_checkpoint_s_processor(succeeds, tiny_checkpoint, colours, tmp_path, caplog):
     """A DINOv2 of 518 px by its config is fed 224 px by its processor; and sizes of a recipe become whole patches."""
     model, sizes = shutil.copytree(tiny_checkpoint, tmp_path / "model"), {}
     ViTImageProcessor(size={"height": 12, "width": 12}).save_pretrained(model)
@@ -421,6 +421,9 @@ def test_a_training_takes_the_size_of_the_checkpoint_s_processor(succeeds, tiny_
     assert choose_image_size(source, [8, 8], None) == ((8, 8), [])
     cut = "the recipe's images of 15x18 px become 12x16 px, whole patches of 4x4 px"
     assert choose_image_size(source, None, (15, 18)) == ((12, 16), [cut])
+    (model / "preprocessor_config.json").unlink()
+    assert list(build_processor(source, source.config).image_mean) == [0.5] * 3
+    assert f"{model} has no preprocessor_config.json, so pixels are scaled to [-1, 1]" in caplog.text
 
 
 def test_a_short_training_evaluates_no_longer_than_it_trains(tiny_checkpoint, tmp_path):

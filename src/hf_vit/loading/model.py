@@ -62,8 +62,7 @@ def match_labels(data_names: Sequence[str], model_names: Sequence[str]) -> list[
             f"{shortened_names}: give data with these class names, or rename the data's classes"
         )
     counts = Counter(available)
-    duplicates = [repr(name) for name in wanted if counts[name] > 1]
-    if duplicates:
+    if duplicates := [repr(name) for name in wanted if counts[name] > 1]:
         raise UserError(
             f"the model has several classes named {shorten_list(duplicates)}; give them different names in "
             "id2label of its config.json"

@@ -80,15 +80,14 @@ def call_model(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> A
 
 def refuse_dense(model: nn.Module) -> None:
     """Raise a UserError for a segmentation or detection model where features of a whole image are needed."""
-    task = get_dense_task(model)
-    if task is not None:
+    if task := get_dense_task(model):
         raise UserError(
             f"{type(model).__name__} is a {task} model, which has no features of the whole image; give the "
             "classifier or pre-trained model that it was made from"
         )
 
 
-def compute_pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
+def compute_pre_logits(model: Any, pixel_values: torch.Tensor | BatchFeature) -> torch.Tensor:
     """Return the input of the classification head, [B, D]; without a head the pooled output.
 
     Without a pooled output it is the class token, and without a class token the mean over the patches.
@@ -97,9 +96,8 @@ def compute_pre_logits(model: nn.Module, pixel_values: torch.Tensor | BatchFeatu
         UserError: the model is of an unknown library, or nothing runs after its encoder.
     """
     if hasattr(model, "forward_head") and hasattr(model, "forward_features"):
-        timm_model: Any = model
         images: Any = pixel_values if isinstance(pixel_values, BatchFeature) else {"pixel_values": pixel_values}
-        return timm_model.forward_head(timm_model.forward_features(*images.values()), pre_logits=True)
+        return model.forward_head(model.forward_features(*images.values()), pre_logits=True)
     if not hasattr(model, "base_model"):
         raise UserError(
             f"the features of a {type(model).__name__} cannot be read; give a model of hf_vit, transformers "
@@ -215,8 +213,7 @@ def read_layer_features(
             continue
         means = [tokens.mean(dim=0) for tokens in patches]
         classes = [token[index] for token in class_tokens]
-        parts = {"class": classes, "mean": means, "class+mean": [*classes, means[-1]]}[kind]
-        features.append(torch.cat(parts))
+        features.append(torch.cat({"class": classes, "mean": means, "class+mean": [*classes, means[-1]]}[kind]))
     return features
 
 
@@ -255,8 +252,7 @@ def pool(model: nn.Module, features: torch.Tensor, num_patches: int | None = Non
         return features.mean(dim=(1, 2) if is_channels_last(model) else (2, 3))
     if features.shape[1] == num_patches:
         return features.mean(dim=1)
-    token = find_class_token(model)
-    if token is not None:
+    if (token := find_class_token(model)) is not None:
         return features[:, token]
     config: Any = getattr(model, "config", None)
     is_ours = hasattr(config, "num_special_tokens")

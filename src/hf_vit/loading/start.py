@@ -1,5 +1,6 @@
 """Build the initial model of a training: a named variant with fresh weights, or a checkpoint with a new head."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -295,6 +296,9 @@ def build_processor(source: Source, config: PreTrainedConfig, own_shapes: bool =
             try:
                 stored_settings = ViTImageProcessor.get_image_processor_dict(cast(Path, source.path))[0]
             except OSError:
+                problem = "has no preprocessor_config.json, so pixels are scaled to [-1, 1]"
+                remedy = "save the image processor beside the weights if they were trained on other pixels"
+                logging.getLogger("hf_vit.conversion").warning("%s %s; %s", source.name, problem, remedy)
                 return make_processor(config)
         # Only these fields scale pixels; the others (size, crop) do not fit the new model.
         names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample")
