@@ -21,6 +21,13 @@ def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
+def tags(orientation: int = 6) -> Image.Exif:
+    """EXIF data that say how an image is turned."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
 def make_folder(root: Path, counts: dict[str, int], *, seed: int = 0, suffix: str = ".png") -> Path:
     """A folder of class folders with `counts` images each."""
     for position, (label, count) in enumerate(sorted(counts.items())):

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pyarrow.parquet
 import pytest
-from data.conftest import encoded, everything, make_folder, make_table, make_tar, picture
+from data.conftest import encoded, everything, make_folder, make_table, make_tar, picture, tags
 from datasets import Dataset
 from PIL import Image
 
@@ -283,9 +283,7 @@ def test_images_smaller_than_a_patch(folder, streaming):
 
 def test_size_is_counted_upright_and_positive(folder):
     refuses("digits", "both sides must be at least 1 px", image_size=(0, 8))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    picture(500, size=(40, 11)).save(folder / "owl" / "turned.png", exif=exif)
+    picture(500, size=(40, 11)).save(folder / "owl" / "turned.png", exif=tags())
     seen = [seen for split in load_data(str(folder)).seen.values() for seen in split]
     assert [(each.height, each.width) for each in seen if each.name.endswith("turned.png")] == [(40, 11)]
     Image.new("LAB", (12, 12)).save(folder / "owl" / "lab.tif")
@@ -393,10 +391,8 @@ def test_files_may_be_named_as_base64_begins(tmp_path):
 def test_a_quick_check_sees_what_a_full_one_sees_but_damaged_pixels(tmp_path):
     """Sizes, orientations and 16 bits of good files; truncated, empty and foreign ones are named."""
     folder = make_folder(tmp_path / "data", {"a": 12, "b": 12})
-    tags = Image.Exif()
-    tags[0x0112] = 6
-    picture(1, (30, 20)).save(folder / "a" / "turned.jpg", exif=tags)
-    picture(2, (30, 20)).save(folder / "a" / "turned.png", exif=tags)
+    picture(1, (30, 20)).save(folder / "a" / "turned.jpg", exif=tags())
+    picture(2, (30, 20)).save(folder / "a" / "turned.png", exif=tags())
     Image.fromarray(np.full((9, 7), 300, np.uint16)).save(folder / "b" / "deep.png")
     picture(3, (5, 4)).save(folder / "b" / "c.bmp")
     full, quick = (load_data(folder, check=check) for check in (True, False))
@@ -419,10 +415,8 @@ def test_a_quick_check_sees_what_a_full_one_sees_but_damaged_pixels(tmp_path):
 def test_photographs_are_checked_at_an_eighth_of_their_size_with_the_same_result(tmp_path):
     """Sizes of large JPEGs that are turned, in CMYK or progressive are as Pillow shows them; half a file is named."""
     noise = Image.fromarray(np.random.RandomState(0).randint(0, 256, (1203, 901, 3), dtype=np.uint8))
-    tags = Image.Exif()
-    tags[0x0112] = 6
-    kinds = {"cat": (noise, {"exif": tags}), "dog": (noise.convert("CMYK"), {}), "owl": (noise, {"progressive": True})}
-    for label, (image, settings) in kinds.items():
+    made = {"cat": (noise, {"exif": tags()}), "dog": (noise.convert("CMYK"), {}), "owl": (noise, {"progressive": True})}
+    for label, (image, settings) in made.items():
         for split in ("train", "validation", "test"):
             (tmp_path / split / label).mkdir(parents=True)
             image.save(tmp_path / split / label / "a.jpg", quality=95, **settings)

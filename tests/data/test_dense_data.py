@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data.conftest import encoded, make_table, picture
+from data.conftest import encoded, make_table, picture, tags
 from datasets import ClassLabel, Dataset, Features, List, Value
 from datasets import Image as ImageFeature
 from PIL import Image
@@ -404,10 +404,8 @@ def test_masks_of_one_class_are_refused(ade, drawn, said):
 
 @pytest.mark.parametrize("orientation", [3, 6])
 def test_annotations_of_images_that_exif_turns_are_told(ade, coco, orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
     for path in (*ade.glob("images/training/*"), *coco.glob("train2017/*")):
-        Image.open(path).save(path, exif=exif)
+        Image.open(path).save(path, exif=tags(orientation))
     for source, target in ((ade, "mask"), (coco, "objects")):
         if orientation == 6:
             refuses(source, target, "px after its EXIF orientation rotated it")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from data.conftest import picture, splitmix64
+from data.conftest import picture, splitmix64, tags
 from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
@@ -570,9 +570,8 @@ UPRIGHT = {
 @pytest.mark.parametrize("orientation", UPRIGHT)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_exif_orientation_is_applied_once(orientation, mode):
-    stored, exif = Image.fromarray(noise(5, 8, 3)).convert(mode), Image.Exif()
-    exif[0x0112] = orientation
-    made = to_rgb(reopened(stored, "PNG", exif=exif))
+    stored = Image.fromarray(noise(5, 8, 3)).convert(mode)
+    made = to_rgb(reopened(stored, "PNG", exif=tags(orientation)))
     expected = UPRIGHT[orientation](np.asarray(stored) if mode == "RGB" else gray(stored))
     np.testing.assert_array_equal(np.asarray(made), expected)
     np.testing.assert_array_equal(np.asarray(to_rgb(made)), expected)

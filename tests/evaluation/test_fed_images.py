@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from comparison import zoo
+from data.conftest import tags
 from evaluation.tiny import NAMES, examine, make_animals, make_data, our_subject, save_ours
 from models.families import OTHERS
 from PIL import Image
@@ -39,14 +40,12 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("fed")
     save_ours(root / "model")
     random = np.random.default_rng(0)
-    turned = Image.Exif()
-    turned[0x0112] = 6
     for kind, sizes in (("jpg", SIZES), ("png", OWN)):
         for split in ("train", "validation", "test"):
             for number, (letter, size) in enumerate(sizes.items()):
                 place = root / kind / split / NAMES[number % 2]
                 place.mkdir(parents=True, exist_ok=True)
-                more = {"exif": turned} if (kind, letter) == ("jpg", "d") else {}
+                more = {"exif": tags()} if (kind, letter) == ("jpg", "d") else {}
                 image = Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8))
                 image.save(place / f"{letter}.{kind}", quality=90, **more)
     return root

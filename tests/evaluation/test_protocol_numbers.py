@@ -138,19 +138,15 @@ def test_shots_are_drawn_by_class_and_seed():
 
 
 def test_few_shots_equal_their_parts():
-    data, model = make_data(), make_classifier()
-    result = few_shot(examine(model, data, seed=5), shots=(4, 1), trials=2)
-    features = {}
-    for split in ("train", "test"):
-        pixels = make_processor()(images=list(data.splits[split]["image"]), return_tensors="pt")["pixel_values"]
-        with torch.no_grad():
-            features[split] = model.vit(pixels).last_hidden_state[:, 0].double().numpy()
-    labels, truth = (np.array(data.splits[split]["label"]) for split in ("train", "test"))
+    data = make_data()
+    result = few_shot(examine(make_classifier(num_hidden_layers=2), data, seed=5), shots=(4, 1), trials=2)
+    (*_, train), labels = features_of(data, "train")
+    (*_, test), truth = features_of(data, "test")
     assert result.shots == [1, 4]
     for shots, row in zip(result.shots, result.accuracy, strict=True):
         for trial, accuracy in enumerate(row):
             rows = draw_shots(labels, NAMES, 4, seed=5 + trial)[:, :shots].ravel()
-            scores = direct_scores(features["train"][rows], labels[rows], features["test"], 6, 1024)
+            scores = direct_scores(train[rows], labels[rows], test, 6, 1024)
             assert accuracy == pytest.approx((scores.argmax(1) == truth).mean())
     assert result.num_images == 30
     assert result.headline()["4-shot accuracy"] == pytest.approx(np.mean(result.accuracy[1]))
