@@ -291,7 +291,7 @@ def refuse_own_class(config: Mapping[str, Any], name: str) -> None:
     Raises:
         UserError: config.json names such a class.
     """
-    if custom_class := find_own_class(config):
+    if (custom_class := find_own_class(config)) is not None:
         raise UserError(
             f"config.json of {name} names the class {custom_class}, which is not part of hf_vit, and commands do not "
             "run its code; load it in Python with trust_remote_code=True, or, if a class of hf_vit computes the same, "
