@@ -40,11 +40,8 @@ def fields_of(case: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     model = facts["model"]
     fields: dict[str, Any] = {"num_labels": model["num_classes"]}
     if case == "bit_v1":
-        return fields | {
-            "pre_activation": False,
-            "stage_depths": tuple(model["depth"]),
-            "stem_width": 64 * model["width"],
-        }
+        fields |= {"stage_depths": tuple(model["depth"]), "stem_width": 64 * model["width"]}
+        return fields | {"pre_activation": False}
     fields |= {"nominal_size": tuple(facts["image_size"]), "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
     if case == "mixer":
         fields |= {"hidden_size": model["hidden_dim"], "num_hidden_layers": model["num_blocks"]}
@@ -54,11 +51,8 @@ def fields_of(case: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         fields |= {"pooling": POOLINGS[model["pool_type"]], "position_embedding": POSITIONS[model["posemb"]]}
         fields |= {"representation_size": model["width"] if model["rep_size"] else None}
         fields |= {"num_hidden_layers": model["depth"], "num_attention_heads": model["num_heads"]}
-        return fields | {
-            "hidden_size": model["width"],
-            "position_on_class_token": False,
-            "intermediate_size": model["mlp_dim"] or 4 * model["width"],
-        }
+        fields |= {"hidden_size": model["width"], "intermediate_size": model["mlp_dim"] or 4 * model["width"]}
+        return fields | {"position_on_class_token": False}
     encoder = model["transformer"]
     fields |= {"hidden_size": model["hidden_size"], "num_hidden_layers": encoder["num_layers"]}
     fields |= {"num_attention_heads": encoder["num_heads"], "intermediate_size": encoder["mlp_dim"]}
@@ -258,23 +252,16 @@ def test_new_head_is_not_compared_and_said_so(golden_case, write_npz, tmp_path: 
 
 def test_nothing_to_compare_is_no_success(golden_case, write_npz, tmp_path: Path):
     weights, recording = golden_case
-    images = recording["images"]
-    source = write_npz(weights)
+    images, logits, source = recording["images"], recording["logits"], write_npz(weights)
     bad = {
-        "has no float array 'images'": {"logits": recording["logits"]},
+        "has no float array 'images'": {"logits": logits},
         "has no array that can be compared .it has only images": {"images": images},
-        "has no array that can be compared .no stage": {"images": images, "logit": recording["logits"]},
-        r"'images' in recording.npz has the shape 1x64x64; write it as": {
-            "images": images[..., 0],
-            "logits": recording["logits"],
-        },
-        r"'logits' in recording.npz has the shape 1x9, but the converted model's has 1x10": {
-            "images": images,
-            "logits": recording["logits"][:, :9],
-        },
-        "do not fit the model: image 6x64": {"images": images[:, :6], "logits": recording["logits"]},
-        "do not fit the model: pixel_values have shape": {"images": images[..., :1], "logits": recording["logits"]},
-        "NaN or infinite": {"images": images * np.float32(np.nan), "logits": recording["logits"]},
+        "has no array that can be compared .no stage": {"images": images, "logit": logits},
+        "'images' in recording.npz has the shape 1x64x64; write it as": {"images": images[..., 0], "logits": logits},
+        "'logits' .* has the shape 1x9, but the converted .* has 1x10": {"images": images, "logits": logits[:, :9]},
+        "do not fit the model: image 6x64": {"images": images[:, :6], "logits": logits},
+        "do not fit the model: pixel_values have shape": {"images": images[..., :1], "logits": logits},
+        "NaN or infinite": {"images": images * np.float32(np.nan), "logits": logits},
     }
     for told, arrays in bad.items():
         with pytest.raises(UserError, match=told):

@@ -156,37 +156,6 @@ def test_what_is_nowhere_in_the_file_is_refused_by_name(lost: str, told: str):
     assert re.search(told, explain_refusal(left, companions))
 
 
-@pytest.mark.parametrize(
-    ("architecture", "told"),
-    [
-        ("vit_giant_patch16_sapiens2.sa_1b", "queries that share keys"),
-        ("samvit_base_patch16", "attention in windows"),
-        ("vit_base_mci_224", "another stem"),
-        ("vit_small_patch16_18x2_224", "parallel attention and MLP"),
-    ],
-)  # fmt: skip
-def test_architectures_whose_keys_may_look_plain_are_refused_by_name(architecture: str, told: str):
-    message = explain_refusal(good("timm_vit")[0], Companions({"architecture": architecture}))
-    name = architecture.partition(".")[0]
-    pattern = rf"the checkpoint: timm's '{name}' has {told}.*, which hf_vit does not support; use it with timm"
-    assert re.fullmatch(pattern, message)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "field"),
-    [
-        ("vit_base_patch16_dinov3.lvd_1689m", "num_register_tokens=4, the weights need 0"),
-        ("vit_pe_spatial_base_patch16_512", "norm_before_layers"),
-        ("eva02_base_patch14_224", "mlp_type"),
-    ],
-)
-def test_weights_that_are_not_of_the_architecture_are_refused(architecture: str, field: str):
-    message = explain_refusal(
-        good("timm_vit")[0], Companions({"architecture": architecture, "input_size": [3, 12, 12]})
-    )
-    assert field in message
-
-
 def test_one_weight_in_two_spellings_is_refused():
     shapes, companions = good("transformers_vit")
     new = "vit.layers.0.attention.q_proj.weight"
@@ -205,10 +174,18 @@ def test_one_weight_in_two_spellings_is_refused():
         ({"architecture": "vit_x", "global_pool": "max"}, "the argument global_pool='max' of timm"),
         ({"architecture": "vit_x", "pretrained_cfg": {"input_size": [3, 16, 16]}},
             "image_size 16x16 has 4x4 = 16 patches"),
+        # Architectures whose keys may look plain, and those that the weights are not of.
+        ({"architecture": "vit_giant_patch16_sapiens2.sa_1b"}, "'vit_giant_patch16_sapiens2' has queries that share"),
+        ({"architecture": "samvit_base_patch16"}, "has attention in windows.*, which hf_vit does not support; use"),
+        ({"architecture": "vit_base_mci_224"}, "the checkpoint: timm's 'vit_base_mci_224' has another stem"),
+        ({"architecture": "vit_small_patch16_18x2_224"}, "has parallel attention and MLP"),
+        ({"architecture": "vit_base_patch16_dinov3.lvd_1689m", "input_size": [3, 12, 12]}, "s=4, the weights need 0"),
+        ({"architecture": "vit_pe_spatial_base_patch16_512", "input_size": [3, 12, 12]}, "norm_before_layers"),
+        ({"architecture": "eva02_base_patch14_224", "input_size": [3, 12, 12]}, "mlp_type"),
     ],
 )  # fmt: skip
 def test_configs_of_timm_that_do_not_fit(config: dict, told: str):
-    assert told in explain_refusal(good("timm_vit")[0], Companions(config))
+    assert re.search(told, explain_refusal(good("timm_vit")[0], Companions(config)))
 
 
 BAD = (-1, 0.5, float("inf"), "x", ["a"], [1, 2, 3], {"a": 1}, {"height": 0, "width": 5})

@@ -49,12 +49,8 @@ class OfAllTokens(HfViTModel):
         return outputs
 
 
-def another_pooler_of_the_package(model: Any) -> None:
-    model.vit.pooler = HfViTMeanPooler(model.config)
-
-
-def a_pooler_of_ones_own(model: Any) -> None:
-    model.vit.pooler = LastToken(model.config)
+def with_pooler(kind: Callable[[Any], nn.Module]) -> Callable[[Any], None]:
+    return lambda model: setattr(model.vit, "pooler", kind(model.config))
 
 
 def one_block_twice(model: Any) -> None:
@@ -86,8 +82,8 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "a forward of one's own": (forward_of_ones_own, "torch"),
     "a forward that reads all tokens": (forward_that_reads_all_tokens, "torch"),
-    "another pooler of the package": (another_pooler_of_the_package, "openvino"),
-    "a pooler of one's own": (a_pooler_of_ones_own, "openvino"),
+    "another pooler of the package": (with_pooler(HfViTMeanPooler), "openvino"),
+    "a pooler of one's own": (with_pooler(LastToken), "openvino"),
     "a bare model of one's own": (lambda model: setattr(model.vit, "__class__", OfAllTokens), "torch"),
     "a classifier of one's own": (lambda model: setattr(model, "__class__", MeanOfTokens), "openvino"),
     "what cannot be copied": (lambda model: setattr(model, "lock", threading.Lock()), "torch"),
@@ -112,13 +108,13 @@ def test_a_changed_classifier(change: Callable[[Any], object], computes: str, en
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("change", [another_pooler_of_the_package, a_pooler_of_ones_own])
-def test_a_pooler_that_comes_later(change: Callable[[Any], None]):
+@pytest.mark.parametrize("kind", [HfViTMeanPooler, LastToken])
+def test_a_pooler_that_comes_later(kind: Callable[[Any], nn.Module]):
     """It may read what the last layer computed for nobody before."""
     model = build()
     fast = optimize(model)
-    change(model)
-    change(fast)
+    for each in (model, fast):
+        with_pooler(kind)(each)
     assert_near(fast(IMAGES).logits, model(IMAGES).logits)
 
 

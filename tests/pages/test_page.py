@@ -71,23 +71,16 @@ def test_folder(plain: Path, runtime_files: Path, tmp_path: Path, command: Calla
     assert card.data.to_dict() == {"title": "model", "sdk": "static", "app_file": "index.html"}
 
 
-@pytest.mark.parametrize(
-    ("family", "choice"),
-    [
-        *[("plain", "causal_distillation"), ("axial", "default")],
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)  # 2 to 8 s each in torch's exporter
-            for case in (
-                *(
-                    ("plain", choice)
-                    for choice in ("default", "rectangular", "registers_gap", "relative_bias", "rotary")
-                ),
-                *(("plain", choice) for choice in ("two_groups_of_three", "rotary_mixed", "rotary_registers")),
-                *[(family, "default") for family in ("hybrid", "local", "mixer", "axial_resnet", "bit")],
-            )
-        ),
-    ],
-)
+SLOW = [  # 2 to 8 s each in torch's exporter
+    *(("plain", choice) for choice in ("default", "rectangular", "registers_gap", "relative_bias", "rotary")),
+    *(("plain", choice) for choice in ("two_groups_of_three", "rotary_mixed", "rotary_registers")),
+    *((family, "default") for family in ("hybrid", "local", "mixer", "axial_resnet", "bit")),
+]
+CASES = [("plain", "causal_distillation"), ("axial", "default")]
+CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
+
+
+@pytest.mark.parametrize(("family", "choice"), CASES)
 def test_graph_gives_what_the_model_does(family: str, choice: str, tmp_path: Path):
     """The model is computed in float64; attention is held against `attention_maps`, which computes it anew."""
     model = FAMILIES[family].build("classification", choice)
