@@ -150,8 +150,9 @@ def test_of_equal_answers_the_first_counts_in_every_protocol():
     assert (top1.top1, top1.top5, calibration.top1) == (4 / 20, 1.0, 4 / 20)
 
 
-def test_pictures_show_the_numbers(animals):
+def test_pictures_and_tables_show_the_numbers(animals):
     result = judge("robustness", make_classifier(), animals, epsilons=(1, 8), steps=2)
+    assert [row[0] for row in result.table().rows] == ["0", "1", "8"]
     first, second = (container.lines[0] for container in result.draw().axes[0].containers)
     assert first.get_xdata().tolist() == second.get_xdata().tolist() == [0, 1, 8]
     assert second.get_ydata().tolist() == pytest.approx([100 * value for value in (result.clean, *result.pgd)])

@@ -180,6 +180,7 @@ OWN: dict[str, Wrong] = {
         ({"num_hidden_layers": 10**9}, ["must be at most 10000"]),
         ({"drop_path_rate": 1.0}, ["is not a probability"]),
         ({"layer_norm_eps": NAN}, ["must be a finite number above 0"]),
+        ({"layer_norm_eps": INF}, ["must be a finite number above 0"]),
         ({"hidden_act": "gleu"}, ["is not an activation"]),
         ({"problem_type": "multilabel"}, ["problem_type='multilabel' is unknown"]),
         ({"id2label": {0: "a", 1: "b", 3: "c"}}, [r"id2label has the indices \[0, 1, 3\]"]),
