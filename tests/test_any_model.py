@@ -189,7 +189,7 @@ def test_every_family_is_shared_and_verified(name, saved, hub, xet_client, tmp_p
     folder = tmp_path / name
     shutil.copytree(saved[name], folder)
     append_record(folder, training_record())
-    xet_client.run("hub.jobs:command", arguments=["push", str(folder), f"alice/{name}", "--license", "mit"])
+    xet_client.command("push", folder, f"alice/{name}", "--license", "mit")
     files = hub.files(f"alice/{name}")
     assert files["model.safetensors"] == content_hash((folder / "model.safetensors").read_bytes(), True)
     assert {path.name for path in folder.glob("*.py")} <= set(files)

@@ -160,17 +160,14 @@ def test_a_user_s_repositories(hub: Loopback, xet_client: Client, tmp_path: Path
     card = f"---\n{json.dumps({'license': 'mit', 'model-index': index})}\n---\n"
     hub.plant("acme/evil", {"README.md": card.encode(), "config.json": b"{}"}, like="alice/first")
     hub.settings("acme/evil", listed={"config": {"model_type": evil}})
-    words = ["models", "alice", "acme", "--output", str(tmp_path / "models.html")]
-    done = xet_client.attempt("hub.jobs:command", arguments=words)
-    assert done.code == 0, done.err
-    assert "4 models in " in done.out
+    assert "4 models in " in xet_client.command("models", "alice", "acme", "--output", tmp_path / "models.html")
     page = Page((tmp_path / "models.html").read_text())
     assert not {"script", "a", "img"} & set(page.tags)
     assert "<script>alert(1)</script>" in page.text
     assert not {"\u202e", "\x1b"} & set(page.text)
     assert "91.50%" in page.text
     assert "alice/third" in page.text
-    told = json.loads(xet_client.attempt("hub.jobs:command", arguments=["models", "alice", "--json"]).out)
+    told = json.loads(xet_client.command("models", "alice", "--json"))
     assert [(each["name"], each["parameters"], each["scores"][0]["value"]) for each in told] == [
         ("alice/first", None, 0.5), ("alice/second", 7, 0.6), ("alice/third", None, 0.7),
     ]  # fmt: skip

@@ -47,12 +47,10 @@ def test_one_commit_holds_everything(hub: Loopback, client: Client, model_folder
 
 
 def test_the_command(hub: Loopback, xet_client: Client, model_folder: Path) -> None:
-    done = xet_client.attempt("hub.jobs:command", arguments=["push", str(model_folder), "my-vit", "--tag", "v1"])
-    assert done.code == 0, done.err
-    commit = hub.head(REPO)
-    assert "as alice (by the token of the environment variable HF_TOKEN)" in done.out
-    assert f"commit {commit}" in done.out
-    assert f"{hub.endpoint}/{REPO}/tree/{commit}" in done.out
+    told, commit = xet_client.command("push", model_folder, "my-vit", "--tag", "v1"), hub.head(REPO)
+    assert "as alice (by the token of the environment variable HF_TOKEN)" in told
+    assert f"commit {commit}" in told
+    assert f"{hub.endpoint}/{REPO}/tree/{commit}" in told
     tags = {tag["name"]: tag["targetCommit"] for tag in hub.get(f"/api/models/{REPO}/refs")["tags"]}
     assert tags == {"v1": commit}
 
@@ -320,10 +318,8 @@ def test_a_collection_is_made_once(hub: Loopback, xet_client: Client, model_fold
     slug = titled["collection"].removeprefix(f"{hub.endpoint}/collections/")
     items = hub.get(f"/api/collections/{slug}")["items"]
     assert [(item["id"], item["type"]) for item in items] == [(REPO, "model"), ("alice/second", "model")]
-    words = ["push", str(model_folder), "third", "--collection", slug]
-    done = xet_client.attempt("hub.jobs:command", arguments=words)
-    assert done.code == 0, done.err
-    assert f"in the collection {titled['collection']}" in done.out
+    told = xet_client.command("push", model_folder, "third", "--collection", slug)
+    assert f"in the collection {titled['collection']}" in told
     assert len(hub.get(f"/api/collections/{slug}")["items"]) == 3
     unknown = xet_client.run("hub.jobs:push", folder=str(model_folder), collection="alice/no-such-collection")
     assert "adding to the collection failed: " in unknown["error"]
@@ -389,8 +385,7 @@ def test_a_failed_push_ends_the_run(hub: Loopback, xet_client: Client, tmp_path:
     assert "no space left" in done.err
     assert f"push it later with hf-vit push {folder} {TRAINED}" in done.err
     hub.clear_faults()
-    again = xet_client.attempt("hub.jobs:command", arguments=["push", str(folder), TRAINED])
-    assert again.code == 0, again.err
+    xet_client.command("push", folder, TRAINED)
     assert hub.head(TRAINED)
 
 

@@ -90,17 +90,14 @@ def test_a_dense_model_arrives_whole(
     """It tells its results, and runs by its card's code alone."""
     monkeypatch.setattr(scenes, "HELD_OUT", 6)
     result = learn(tmp_path / "model", task, head, steps=2, evaluations=1)
-    pushed = xet_client.attempt("hub.jobs:command", arguments=["push", str(result.folder), REPO, "--license", "mit"])
-    assert pushed.code == 0, pushed.err
+    xet_client.command("push", result.folder, REPO, "--license", "mit")
     files = hub.files(REPO)
     assert {"model.safetensors", "facts.json", "learning_curve.png", f"evaluation_{task}.png"} <= set(files)
     assert f"{task}_hf_vit.py" in files, "the code of the head travels"
     assert f"evaluation_{task}_worst_images.png" not in files, "it shows images of the data"
     assert "worst_images" in render_card(result.folder, share_images=True)
     # The examples of the card: with this package, and by the code beside the weights where the package is barred.
-    verified = xet_client.attempt("hub.jobs:command", arguments=["verify", REPO, "--trust-remote-code"])
-    assert verified.code == 0, verified.err
-    assert verified.out.count(" printed: ") == 2
+    assert xet_client.command("verify", REPO, "--trust-remote-code").count(" printed: ") == 2
     card = xet_client.run("hub.jobs:read", repo_id=REPO, name="README.md")
     metadata = yaml.safe_load(card.split("---")[1])
     assert metadata["pipeline_tag"] == {"segmentation": "image-segmentation", "detection": "object-detection"}[task]
@@ -162,8 +159,7 @@ def test_a_tower_is_fine_tuned_and_shared(
     before = hf_vit.HfViTModel.from_pretrained(tower).config
     for field in ("norm_before_layers", "norm_after_pooling", "num_register_tokens", "image_mean"):
         assert getattr(model.config, field) == getattr(before, field)
-    pushed = xet_client.attempt("hub.jobs:command", arguments=["push", str(tuned), REPO, "--license", "mit"])
-    assert pushed.code == 0, pushed.err
+    xet_client.command("push", tuned, REPO, "--license", "mit")
     same(xet_client.run("hub.jobs:logits", repo_id=REPO), jobs.logits(str(tuned)))
 
 
@@ -199,12 +195,11 @@ def test_nothing_of_the_author_runs_unasked(hub: Loopback, xet_client: Client, m
     records = json.loads((model_folder / "facts.json").read_text())
     records[0]["command"] = f"x\n```\n\n```python\n{lines[0]}```\n\n```bash\nx"
     xet_client.run("hub.jobs:upload_raw", repo_id=REPO, files={"facts.json": json.dumps(records)})
-    done = xet_client.attempt("hub.jobs:command", arguments=["verify", REPO], token=None)
-    assert done.code == 0, done.err
-    assert "all checksums match" in done.out
-    assert f"commit {hub.head(REPO)}" in done.out
-    assert f"the example of hf_vit printed: {label_of_noise(model_folder)}\n" in done.out
-    unasked = [f"not run: example {number} of the card is code from {REPO}" in done.out for number in (1, 2, 3, 4)]
+    told = xet_client.command("verify", REPO, token=None)
+    assert "all checksums match" in told
+    assert f"commit {hub.head(REPO)}" in told
+    assert f"the example of hf_vit printed: {label_of_noise(model_folder)}\n" in told
+    unasked = [f"not run: example {number} of the card is code from {REPO}" in told for number in (1, 2, 3, 4)]
     assert unasked == [False, True, True, True]
     assert [trace.exists() for trace in traces] == [False, False]
 
@@ -213,16 +208,14 @@ def test_what_is_trusted_runs_without_a_token(hub: Loopback, xet_client: Client,
     """The card's example with the package, the one without it, and the author's own."""
     own_card(model_folder, SEARCH)
     xet_client.run("hub.jobs:push", folder=str(model_folder))
-    arguments = ["verify", REPO, "--trust-remote-code"]
-    done = xet_client.attempt("hub.jobs:command", arguments=arguments, secrets=True)
-    assert done.code == 0, done.err
+    told = xet_client.command("verify", REPO, "--trust-remote-code", secrets=True)
     label = label_of_noise(model_folder)
-    assert [line for line in done.out.splitlines() if " printed: " in line] == [
+    assert [line for line in told.splitlines() if " printed: " in line] == [
         f"the example of hf_vit printed: {label}",
         f"example 2 of the card printed: {label}",
         "example 3 of the card printed: token None [] False",
     ]
-    assert "running example 3 of the card" in done.out
+    assert "running example 3 of the card" in told
 
 
 def test_when_no_example_can_run_it_fails(hub: Loopback, xet_client: Client, model_folder: Path) -> None:

@@ -71,9 +71,8 @@ def test_one_commit_holds_the_page(hub: Loopback, xet_client: Client, page: Path
 
 def test_license_of_the_models_is_the_page_s(hub: Loopback, xet_client: Client, page: Path) -> None:
     """Both models' cards say apache-2.0."""
-    done = xet_client.attempt("hub.jobs:command", arguments=["push", str(page), "my-page", "--space"])
-    assert done.code == 0, done.err
-    assert f"{hub.endpoint}/{SPACE}/tree/{hub.head(SPACE)}" in done.out
+    told = xet_client.command("push", page, "my-page", "--space")
+    assert f"{hub.endpoint}/{SPACE}/tree/{hub.head(SPACE)}" in told
     (page / "README.md").write_text((page / "README.md").read_text().replace("license: apache-2.0\n", ""))
     without = xet_client.attempt("hub.jobs:command", arguments=["push", str(page), "my-page", "--space"])
     assert (without.code, without.err.count("\n")) == (1, 1)
@@ -265,15 +264,13 @@ def test_a_gradio_space_runs_the_model(
         whole = json.loads((folder / "preprocessor_config.json").read_text()) | {"image_mean": [0.1, 0.2, 0.3]}
         (folder / "processor_config.json").write_text(json.dumps({"image_processor": whole}))  # transformers prefers it
     arguments = ["push", str(folder), "my-app", "--license", "mit", "--space", "gradio"]
-    done = xet_client.attempt("hub.jobs:command", arguments=arguments)
-    assert done.code == 0, done.err
+    xet_client.command(*arguments)
     assert hub.get("/api/spaces/alice/my-app")["sdk"] == "gradio"
     files = set(hub.files("spaces/alice/my-app"))
     assert {"app.py", "handler.py", "requirements.txt", "README.md", "config.json", "model.safetensors"} <= files
     assert not {"facts.json", "learning_curve.png"} & files
     if kind == "linear":
-        again = xet_client.attempt("hub.jobs:command", arguments=arguments)
-        assert "already holds this content" in again.out
+        assert "already holds this content" in xet_client.command(*arguments)
         again = xet_client.attempt("hub.jobs:command", arguments=[*arguments[:-1], "static"])
         assert "holds no page" in again.err
     space = tmp_path / "space"

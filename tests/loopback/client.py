@@ -197,6 +197,12 @@ class Client:
         assert outcome.code == 0, f"{outcome.out}\n{outcome.err}"
         return outcome.answer
 
+    def command(self, *words: object, **arguments: Any) -> str:
+        """Run `hf-vit`, which must succeed; what it prints."""
+        outcome = self.attempt("hub.jobs:command", arguments=[str(word) for word in words], **arguments)
+        assert outcome.code == 0, outcome.err
+        return outcome.out
+
 
 @dataclass
 class Job:
