@@ -189,6 +189,8 @@ def test_force_replaces_what_this_package_wrote(source, write_npz, tmp_path: Pat
     conversion.convert(source, output)
     (output / "README.md").write_text(MARKER)
     assert command("convert", source, output)[0] == 1
+    with pytest.raises(UserError, match="is not empty"):
+        conversion.convert(source, output)
     monkeypatch.setattr("hf_vit.conversion.api._verify", lambda *_: 1 / 0)
     recording = write_npz({"images": np.zeros((1, 12, 12, 3), "f4")}, "io.npz")
     with pytest.raises(ZeroDivisionError):
