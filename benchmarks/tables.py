@@ -837,7 +837,7 @@ def tabulate_few(records: Rows, classes: int) -> str:
     lines = [
         (method, *mark_missing(format_interval([run["test_accuracy"] for run in cell]) for cell in cells),
          format_seconds(own))
-        for method, own in group(runs, "method").items()
+        for method, own in sorted(group(runs, "method").items(), key=lambda each: float(format_seconds(each[1])))
         for cells in [[filter_runs(own, images=count) for count in counts]]
     ]  # fmt: skip
     sizes = " and ".join(f"{size} px" for size in sorted({run["image_size"] for run in runs})) or "no size"
