@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
-from hf_vit.cost import forward_flops, measured_run, training_flops
+from hf_vit.cost import cost_summary, forward_flops, measured_run, training_flops
 from hf_vit.results.facts import DataFact, Record, append_record
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "num_labels": 4}
@@ -106,6 +106,8 @@ def test_frozen_weights_cost_no_gradients(recipe: dict[str, Any], forwards: int,
     found = measured_run(folder)
     assert found is not None
     assert found.training_flops == pytest.approx(forwards * forward_flops(config) * 800)
+    assert cost_summary(folder).training_flops == pytest.approx(found.training_flops)
+    assert cost_summary(folder, images=800).training_flops == training_flops(config, 800)
 
 
 def test_the_page_shows_the_memory_that_is_printed(run) -> None:
@@ -156,7 +158,7 @@ def test_cost_refuses_in_one_line(fails, words, shown) -> None:
     fails(("cost", *words), *shown)
 
 
-def test_a_folder_whose_cost_is_not_known_is_refused(fails, tmp_path: Path) -> None:
+def test_a_folder_whose_cost_is_not_known_is_refused(run, fails, tmp_path: Path) -> None:
     folder, empty = trained(tmp_path / "model"), tmp_path / "empty"
     empty.mkdir()
     fails(("cost", empty), "no config.json")
@@ -165,8 +167,11 @@ def test_a_folder_whose_cost_is_not_known_is_refused(fails, tmp_path: Path) -> N
         (empty / "config.json").write_text(content)
         fails(("cost", empty), word)
     date = datetime(2031, 2, 3, tzinfo=UTC)
-    append_record(folder, Record(kind="training", values={"steps": 3}, command="x", date=date))
-    fails(("cost", folder), "recipe.batch_size")
+    soup = {"recipe": {"soup": "greedy"}}  # it has no steps
+    append_record(folder, Record(kind="training", values=soup, command="x", date=date))
+    assert "training" not in run("cost", folder)
+    assert "training on 10 images" in run("cost", folder, "--images", 10)
+    fails(("scaling-law", folder), "no training with steps")
     (folder / "facts.json").write_text("[")
     fails(("cost", folder), "facts.json is damaged")
 

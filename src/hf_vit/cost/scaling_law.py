@@ -235,7 +235,7 @@ def read_points(source: str | os.PathLike[str]) -> list[tuple[float, float]]:
         folder = path if path.is_dir() else path.parent
         run = measured_run(folder)
         if run is None:
-            raise UserError(f"{folder} has no training record in facts.json; give the folder of a trained model")
+            raise UserError(f"{folder} has no training with steps in facts.json; give the folder of a trained model")
         if run.error is None:
             raise UserError(
                 f"{folder} has no evaluation record after its training; run hf-vit evaluate on the model first"

@@ -127,10 +127,10 @@ class MeasuredRun:
 
 
 def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
-    """Return the last training of a model folder; None if facts.json records none.
+    """Return the last training of a model folder; None if facts.json records none, or not its number of images.
 
     Raises:
-        UserError: facts.json or config.json is damaged, or the number of images is not recorded.
+        UserError: facts.json or config.json is damaged.
     """
     training: Record | None = None
     trained_fingerprint: str | None = None
@@ -143,11 +143,11 @@ def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
             accuracy = as_fraction(record.values.get("top1"))
             if accuracy is not None:
                 accuracies[data.fingerprint == trained_fingerprint] = accuracy
-    if training is None:
+    images = None if training is None else _count_images(training.values)
+    if training is None or images is None:
         return None
     accuracy = accuracies.get(True, accuracies.get(False))
     config, task = find_config(folder)
-    images = _count_images(training, Path(folder).name)
     return MeasuredRun(
         folder=Path(folder).name,
         images=images,
@@ -176,9 +176,8 @@ def _count_passes(values: Mapping[str, Any], depth: int) -> float:
     return parts / 3 * (2 if settings.get("sam_rho") else 1)
 
 
-def _count_images(training: Record, folder: str) -> float:
-    """Return how many images a training processed, counting repetitions."""
-    values = training.values
+def _count_images(values: Mapping[str, Any]) -> float | None:
+    """Return how many images a training processed, counting repetitions; None if unknown, as of a model soup."""
     recipe = values.get("recipe")
     images_seen = values.get("images_seen")  # missing in older records
     if isinstance(images_seen, int | float):
@@ -186,10 +185,7 @@ def _count_images(training: Record, folder: str) -> float:
     steps = values.get("steps")
     batch = recipe.get("batch_size") if isinstance(recipe, dict) else None
     if not isinstance(steps, int | float) or not isinstance(batch, int | float):
-        raise UserError(
-            f"the training record in {folder}/facts.json lacks steps or recipe.batch_size, so its "
-            "images cannot be counted; give --images"
-        )
+        return None
     ratio = values.get("unlabelled_ratio", 0)  # the batch size counts labeled images only
     return float(steps * batch * (1 + (ratio if isinstance(ratio, int) else 0)))
 
@@ -202,7 +198,7 @@ class CostSummary:
     Attributes:
         macs: multiply-adds of a forward pass by part of the model.
         images: training images of all epochs.
-        training_flops: FLOPs of a training on these images.
+        training_flops: FLOPs of a training of all weights on these images, or of the training in the folder.
         estimate: its expected time and price, if a device was given.
         measured: the last training in the model's folder.
     """
@@ -246,7 +242,7 @@ def cost_summary(
     """
     config, task = find_config(model)
     macs = forward_macs(config, image_size, task)
-    run = measured_run(model) if Path(model).expanduser().is_dir() else None
+    run = measured_run(folder) if (folder := Path(model).expanduser()).is_dir() else None
     for name, value in {"--images": images, "--epochs": epochs}.items():
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"{name} {value:g} is out of range; give a finite number above 0")
@@ -256,6 +252,8 @@ def cost_summary(
     if images is not None:
         total_images = images * (1 if epochs is None else epochs)
     flops = None if total_images is None else count_training(config, total_images, image_size, task)
+    if flops and images is None and run and run.training_flops:  # it may have trained a part of the weights only
+        flops *= run.training_flops / count_training(config, run.images, task=task)
     given: dict[str, Any] = {"devices": devices, "utilisation": utilisation, "price": price}
     options = {name: value for name, value in given.items() if value is not None}
     cost_estimate = None
