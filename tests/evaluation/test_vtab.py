@@ -572,6 +572,8 @@ SPRITES = "dsprites/dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 DAMAGE = {
     "norb lacks a file": (small_norb, _without(NORB.format("info")), "sNORB-Azim needs"),
     "norb of text": (small_norb, _text(NORB.format("dat")), "is not a matrix file of small NORB"),
+    "norb of one number": (small_norb, lambda root: (root / NORB.format("dat")).write_bytes(b"\x55\x4c\x3d\x1e"),
+                           "is not a matrix file of small NORB"),
     "norb cut": (small_norb, _cut(NORB.format("dat")), "sNORB-Azim needs"),
     "norb packed": (small_norb, _text(NORB.format("info")), "unpacked"),
     "sprites of text": (dsprites, _text(SPRITES), "dSpr-Loc needs"),

@@ -137,6 +137,7 @@ def test_a_run_killed_in_its_final_tidying_is_finished(left, train, done, tmp_pa
         assert getattr(again, field) == getattr(done, field)
     for field in ("num_images", "num_wrong", "top1", "top5", "loss", "ece", "per_class", "label_names"):
         assert getattr(again.test, field) == getattr(done.test, field), field
+    assert again.test.seconds == round(done.test.seconds, 3) > 0
 
 
 def test_a_finished_pre_training_by_command(command, fails, colours, tiny_checkpoint, tmp_path):
