@@ -56,6 +56,8 @@ def refused(command, tmp_path, colours, monkeypatch):
         (("--learning-rate", "nan"), "--learning-rate nan is not a finite number"),
         (("--micro-batch-size", "0"), "micro_batch_size = 0: Input should be greater than 0"),
         (("--micro-batch-size", "3"), "3 does not divide the batch size 4"),
+        (("--micro-batch-size", "1", "--mixup-alpha", "0.2"), "different images of a micro-batch, but its size is 1;"),
+        (("--recipe", "vit5", "--micro-batch-size", "2"), "its size is 2; choose a size above 3"),
         (("--precision", "fp8"), "precision = 'fp8': Input should be 'auto', 'fp32' or 'bf16'"),
         (("--image-size", "x8"), "--image-size 'x8' is not a size"),
         (("--image-size", "0"), "--image-size '0' is not a size"),

@@ -248,9 +248,7 @@ def cost_summary(
             raise UserError(f"{name} {value:g} is out of range; give a finite number above 0")
     if images is None and epochs is not None:
         raise UserError("--epochs was given without --images; also give --images, the size of the training set")
-    total_images = run.images if run else None
-    if images is not None:
-        total_images = images * (1 if epochs is None else epochs)
+    total_images = (run and run.images) if images is None else images * (epochs or 1)
     flops = None if total_images is None else count_training(config, total_images, image_size, task)
     if flops and images is None and run and run.training_flops:  # it may have trained a part of the weights only
         flops *= run.training_flops / count_training(config, run.images, task=task)

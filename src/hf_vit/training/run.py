@@ -135,7 +135,12 @@ def check(task: Task[Any], job: Job, report: ReportLine) -> None:
     if options.cache_features:
         _check_caching(task, job)
     task.check(recipe)
-    micro_batch_size(recipe.batch_size, options.micro_batch_size, task.accumulates)
+    size = micro_batch_size(recipe.batch_size, options.micro_batch_size, task.accumulates)
+    if size <= recipe.repeated_augmentation and (recipe.augmentation.mixup_alpha or recipe.augmentation.cutmix_alpha):
+        raise UserError(
+            f"mixup and cutmix mix different images of a micro-batch, but its size is {size}; choose a size above "
+            f"{recipe.repeated_augmentation} (--micro-batch-size), or set --mixup-alpha and --cutmix-alpha to 0"
+        )
     if options.streaming and not task.streams:
         raise UserError("--streaming does not work for segmentation and detection; leave --streaming out")
     if options.streaming and (recipe.class_weights or recipe.balanced_sampling):

@@ -323,9 +323,7 @@ _VIT5_SOURCE = (
     "the commands for ViT-5-S on 8 GPUs in the README of arXiv 2602.08071's code (wangf3014/ViT-5); EMA and last rate: "
     "defaults of its main.py"
 )
-_VIT5: dict[str, Any] = dict(
-    **dict(dropout=0.0, min_learning_rate=1e-5, drop_path=0.05, average_decay=0.99996, **_PX_224, **_CROP)
-)
+_VIT5 = dict(dropout=0.0, min_learning_rate=1e-5, drop_path=0.05, average_decay=0.99996) | _PX_224 | _CROP
 _add_recipe(
     "vit5",
     f"{_VIT5_SOURCE}; {_SUM_SOURCE} (1: the default of apex's FusedLAMB); there all layers have the drop path's rate",
