@@ -2,6 +2,7 @@
 
 import multiprocessing
 import random
+from collections import Counter
 from itertools import islice
 
 import numpy as np
@@ -251,6 +252,18 @@ def test_goes_on_in_any_epoch(tmp_path, workers, kind):
         resumed = loader(made, workers)
         resumed.load_state_dict(state)
         assert take(iter(resumed), 5) == expected
+
+
+def keep_from_4(batch):
+    """As a reader that cuts off other splits, here all rows of the first shard."""
+    rows = [row for row in batch["label"] if row >= 4]
+    return {"image": rows, "label": rows}
+
+
+def test_a_worker_without_an_image_in_the_first_epoch_reads_its_part_of_others(tmp_path):
+    made = TransformedStream(rows(tmp_path, [4, 8]), Rows(), 4, seed=2, reader=keep_from_4)
+    seen = Counter((epoch, label) for batch in take(loader(made, 2), 24) for label, (epoch, _) in batch)
+    assert [[seen[epoch, label] for label in range(4, 12)] for epoch in range(5)] == [[1] * 8] * 5
 
 
 def test_only_the_block_in_hand_is_prepared_again(tmp_path):

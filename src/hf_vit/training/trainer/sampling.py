@@ -26,6 +26,7 @@ from hf_vit.errors import UserError
 Collator = Callable[[list[Any]], Any]
 # Key of the seed of a stream's example, which the collator uses for the batch.
 _SEED_KEY = "hf_vit_random_seed"
+_TRIED_EPOCHS = 10  # without an image, after which a part counts as empty; every epoch divides the shards anew
 
 
 def derive_seed(*numbers: int) -> int:
@@ -220,7 +221,7 @@ class SeededStream(IterableDataset[Any]):
                 if position > resume_position:
                     self._state = {"epoch": epoch, "first": first, "done": position, "place": dataset_position}
                     yield {**example, _SEED_KEY: seed}
-            if first + position == 0:
+            if first + position == 0 and epoch + 1 == _TRIED_EPOCHS:
                 self._refuse_empty_part(worker)
                 return
             epoch += 1
