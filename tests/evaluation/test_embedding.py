@@ -441,6 +441,8 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(store, monkey
     ):
         with pytest.raises(UserError, match=said):
             embed("no-such-model", "digits", place)
+    with pytest.raises(UserError, match="is in the folder of the data, memory://bucket/taken; choose one outside"):
+        embed("no-such-model", "memory://bucket/taken", "memory://bucket/taken/new")
     assert not Path("s3:").exists()
 
 

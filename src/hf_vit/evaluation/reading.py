@@ -6,13 +6,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from numbers import Integral
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hf_vit.display import format_count, make_progress_bar
 from hf_vit.errors import UserError, get_first_line, report_full_memory
 from hf_vit.families import get_problem_type
-from hf_vit.repositories.stores import is_store_url, to_path
+from hf_vit.repositories.stores import is_folder, to_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -250,9 +249,10 @@ def show_progress(
 
 def refuse_output_in(data: object, output: "str | os.PathLike[str] | None") -> None:
     """Raise UserError if the output is in the folder of the data, where the next command would read it as images."""
-    if output is None or not isinstance(data, str | os.PathLike) or not Path(data).expanduser().is_dir():
+    if output is None or not isinstance(data, str | os.PathLike) or not is_folder(to_path(data).expanduser()):
         return
-    if not is_store_url(output) and to_path(output).resolve().is_relative_to(Path(data).expanduser().resolve()):
+    outer, inner = (f"{str(to_path(path).expanduser().resolve()).rstrip('/')}/" for path in (data, output))
+    if inner.startswith(outer):
         raise UserError(f"the output {output} is in the folder of the data, {data}; choose one outside that folder")
 
 
