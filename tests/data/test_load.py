@@ -310,12 +310,14 @@ def test_hub_data_sets_come_through_datasets(folder, monkeypatch, streaming):
         assert (name, config) == ("someone/pets", "small")
         kinds = {"train": table, "val": table.select(range(5)), "extra": table.select(range(3))}
         kinds["dev"] = kinds["extra"]
+        assert revision == "abc"
         return {key: part.to_iterable_dataset() if streaming else part for key, part in kinds.items()}
 
+    commits = iter(["abc"])  # it is asked once, as another answer may be of another commit
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *given, **more: SimpleNamespace(sha="abc"))
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *args, **more: SimpleNamespace(sha=next(commits)))
     data = load_data("someone/pets:small", streaming=streaming)
-    assert (data.name, data.label_names) == ("someone/pets:small", NAMES)
+    assert (data.name, data.label_names, data.revision) == ("someone/pets:small", NAMES, "abc")
     assert len(contents(data, "validation")) == 5
     assert data.notes[:2] == [
         "ignored the split 'extra' of 'someone/pets:small', which is none of train, validation and test",

@@ -32,7 +32,6 @@ from hf_vit.data.reading import (
     explain_read_errors,
     make_image_table,
     open_tables,
-    read_hub_commit,
     read_labels,
 )
 from hf_vit.data.scan_memory import ScanMemory, note_recalled
@@ -509,7 +508,7 @@ def _stream_files(source: DataSource, raw: RawTables, options: _Options) -> Imag
     data = _make_data(source, tables, files=list_file_states(source))
     data.cut, data.fingerprint = missing, hash_states(data.files)
     if source.kind == "hub":
-        data.fingerprint = hash_text(f"{source.name} {read_hub_commit(source.name.partition(':')[0])}")
+        data.fingerprint = hash_text(f"{source.name} {raw.revision}")
     readers: dict[str, tuple[IterableDataset, StreamReader]] = {}
     for split in (name for name in SPLITS if name in raw_splits or name in missing):
         is_cut = bool(missing) and (split == "train" or split in missing)  # and read from the training stream
