@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -133,14 +134,35 @@ def test_resume_with_other_settings_is_refused(train, short, killed):
         train(killed(short, "again", lost=0), resume=True, changes=SHORT | dict(learning_rate=0.1), seed=1)
 
 
+def test_resume_with_another_image_processor_is_refused(tiny_checkpoint, colours, killed, tmp_path):
+    """As where it was saved beside the weights after the training began."""
+    shutil.copytree(tiny_checkpoint, tmp_path / "base")
+    (tmp_path / "base" / "preprocessor_config.json").rename(tmp_path / "later")
+    settings = dict(steps=1, evaluations=1, batch_size=8, keep_checkpoints=True)
+    done = finetune(tmp_path / "base", colours, tmp_path / "done", **settings)
+    (tmp_path / "later").rename(tmp_path / "base" / "preprocessor_config.json")
+    with pytest.raises(UserError, match=r"image_mean was \[0.5, 0.5, 0.5\] and is now \[0.4, 0.5, 0.6\]; give the old"):
+        finetune(tmp_path / "base", colours, killed(done, "again", lost=0), **settings, resume=True)
+
+
 def test_a_run_of_a_version_without_an_option_has_its_default(train, short, killed):
     output = killed(short, "again", lost=0)
     run = output / "checkpoints" / "run.json"
     settings = json.loads(run.read_text())
-    assert settings.pop("tuned_blocks") == 2
+    assert (settings.pop("tuned_blocks"), settings.pop("image_mean")) == (2, [0.5] * 3)
     run.write_text(json.dumps(settings))
     with pytest.raises(UserError, match=r"but tuned_blocks was 2 and is now 1; give"):
         train(output, resume=True, changes=SHORT | dict(tuned_blocks=1))
+    assert_same(train(output, resume=True, changes=SHORT), short)
+
+
+def test_the_space_that_checkpoints_take_already_is_not_needed_again(train, short, killed, monkeypatch):
+    output = killed(short, "again", lost=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 2**20))
+    with pytest.raises(UserError, match=r"has 5\.0 MiB free, but the training needs about 1"):
+        train(output, resume=True, changes=SHORT)
+    with (output / "checkpoints" / "checkpoint-4" / "of a large model").open("wb") as file:
+        file.truncate(2**30)
     assert_same(train(output, resume=True, changes=SHORT), short)
 
 

@@ -90,6 +90,7 @@ _STATE_NAME = "trainer_state.json"
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 _ARCHIVES = ("stream_*.pt", "teacher.pt", "pytorch_model_fsdp*.bin")
 _LOCK, _REMOVED = ".lock", ".checkpoints-removed"
+_SCALING = ("image_mean", "image_std", "resample")  # fields of the image processor that decide a model's pixels
 _LOCK_TIMEOUT = 0.1  # seconds; with 0 even a free lock fails
 # Logged metrics of the validation split -> axis label of the plot.
 _SCORES = {"eval_accuracy": "accuracy", "eval_mean_iou": "mean intersection over union", "eval_ap50": "AP50"}
@@ -320,7 +321,8 @@ def prepare(task: Task[Any], job: Job, start: Start, report: ReportLine) -> Run:
     if job.recipe.average_decay is not None or job.recipe.tune == "lora":
         state += weights  # checkpoints have training weights besides the released ones
     # The model, three checkpoints (one being written), and 16 MiB for processor, code, plots and file overhead.
-    require_space(run.output, weights + 3 * (weights + state + task.count_extra_bytes()) + (16 << 20))
+    needed = weights + 3 * (weights + state + task.count_extra_bytes()) + (16 << 20)
+    require_space(run.output, needed - sum(path.stat().st_size for path in run.work.rglob("*") if path.is_file()))
     record_run(run)
     report(task.describe(run))
     for note in (*note_short_training(run), *note_limited_evaluation(run), *note_memory(run)):
@@ -350,7 +352,7 @@ def require_space(folder: Path, needed: int) -> None:
     if free < needed:
         raise UserError(
             f"the disk of {folder} has {_format_bytes(free)} free, but the training needs about "
-            f"{_format_bytes(needed)} for the model and three checkpoints; free some space, or choose another --output"
+            f"{_format_bytes(needed)} for the model and its checkpoints; free some space, or choose another --output"
         )
 
 
@@ -369,6 +371,7 @@ def _collect_settings(run: Run) -> dict[str, Any]:
         # The first classes with a hash of all in their order, which the fingerprint of data does not cover.
         "classes": f"{summarize_names(names)} ({hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]})",
         "image_size": list(as_pair(run.config.image_size)),
+        **{name: json.loads(run.processor.to_json_string()).get(name) for name in _SCALING},
         "micro_batch_size": run.micro_batch_size,
         "total_steps": run.steps,
         "bf16": run.bf16,
@@ -408,13 +411,12 @@ def record_run(run: Run) -> None:
         for field in fields(settings_class)
         if field.default is not MISSING
     }
-    defaults |= {name: settings[name] for name in ("classes", "image_column", "label_column") if name in settings}
+    newer = ("classes", "image_column", "label_column", *_SCALING)
+    defaults |= {name: settings[name] for name in newer if name in settings}
     old_values = defaults | old_settings
-    different = []
-    for name in sorted({*old_settings, *settings}):
-        old, new = old_values.get(name, "(not set)"), settings.get(name, "(not set)")
-        if old != new:
-            different.append(f"{name} was {old} and is now {new}")
+    names = sorted({*old_settings, *settings})
+    values = ((name, old_values.get(name, "(not set)"), settings.get(name, "(not set)")) for name in names)
+    different = [f"{name} was {old} and is now {new}" for name, old, new in values if old != new]
     if not different:
         return
     changes = ""
