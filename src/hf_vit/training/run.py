@@ -539,12 +539,9 @@ def _explain(run: Run, error: Exception, accumulates: bool) -> str | None:
 def _explain_memory(run: Run, accumulates: bool) -> str:
     """Return the error of too little memory; smaller micro-batches help only a task that accumulates gradients."""
     size = run.micro_batch_size
-    alternatives = "smaller images or a smaller model"
-    if size > 1:
-        smaller = f"a smaller --batch-size than {size}"
-        if accumulates:
-            smaller = f"a smaller --micro-batch-size than {size} (the result stays the same)"
-        alternatives = f"{smaller}, {alternatives}"
+    name, effect = ("micro-batch", " (the result stays the same)") if accumulates else ("batch", "")
+    smaller = f"a smaller --{name}-size than {size}{effect}, " if size > 1 else ""
+    alternatives = f"{smaller}smaller images or a smaller model"
     restart = "and start again with --resume" if find_last_complete(run.work) is None else "in another --output"
     return f"out of memory for {format_count(size, 'image')} at once; choose {alternatives}, {restart}"
 
