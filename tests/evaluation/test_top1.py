@@ -345,6 +345,7 @@ def test_the_matrix_shows_its_counts_in_place(tmp_path):
     again = plot_confusion_matrix(matrix, ["ant", "bee", "cow"], title="test of $4")
     save_figure(again, tmp_path / "again.png")
     assert (tmp_path / "again.png").read_bytes() == (tmp_path / "m.png").read_bytes()
+    assert b"matplotlib" not in (tmp_path / "m.png").read_bytes(), "no version of it"
     for size in (1, 25, 300):
         figure = plot_confusion_matrix(np.eye(size, dtype=np.int64), [str(index) for index in range(size)])
         assert len(figure.axes[0].texts) == (size if size <= 20 else 0)
