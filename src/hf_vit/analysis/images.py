@@ -18,6 +18,7 @@ from PIL.Image import Image
 
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.files import is_image, list_images, walk
+from hf_vit.data.fingerprints import hash_text
 from hf_vit.data.images import decode_image, open_image, shorten_path, undecode_images
 from hf_vit.errors import UserError
 from hf_vit.evaluation.prediction import read_image
@@ -114,7 +115,11 @@ def read_image_files(name: str, files: Sequence[Path], limit: int | None = None)
     if not readable:
         raise UserError(f"none of the {len(files)} images in {name} can be read; replace them with PNG or JPEG files")
     images = AnalysisImages(
-        name, _hash(digests), len(readable), lambda index: _read(readable[index]), skipped=sorted(skipped)
+        name,
+        hash_text("\n".join(digests)),
+        len(readable),
+        lambda index: _read(readable[index]),
+        skipped=sorted(skipped),
     )
     return images, readable
 
@@ -143,7 +148,7 @@ def _draw_from_data(data: ImageData, num_images: int, split: str, seed: int) -> 
             return decode_image(table[rows[index]]["image"])
 
     skipped = list(data.skipped)
-    return AnalysisImages(data.name, _hash(digests), len(digests), read, split, skipped, notes, labels)
+    return AnalysisImages(data.name, hash_text("\n".join(digests)), len(digests), read, split, skipped, notes, labels)
 
 
 @final
@@ -176,7 +181,7 @@ def _take_pictures(pictures: Iterable[Any], num_images: int) -> AnalysisImages:
         return read_image(image) if isinstance(image, str | os.PathLike) else decode_image(image)
 
     digests = [_digest(read(index)) for index in range(len(images))]
-    return AnalysisImages("images", _hash(digests), len(images), read)
+    return AnalysisImages("images", hash_text("\n".join(digests)), len(images), read)
 
 
 def _read(path: Path) -> Image:
@@ -194,11 +199,6 @@ def _digest(image: Any) -> str:
     """Return the SHA-256 of an image's size and RGB pixels."""
     rgb = decode_image(image)
     return hashlib.sha256(f"{rgb.size}".encode() + rgb.tobytes()).hexdigest()
-
-
-def _hash(digests: Sequence[str]) -> str:
-    """Return 16 hexadecimal digits of a hash over digests."""
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16]
 
 
 _FILE_NAME = re.compile(r"(?P<shape>[^\d\W][^\-]*?)\d*-(?P<texture>[^\d\W][^\-]*?)\d*")
@@ -252,7 +252,7 @@ class CueConflicts:
                 labels = tuple(tuple(indices[label] for label in labels_by_class[name]) for name in self.classes)
                 # The fingerprint includes classes and labels, as the result depends on them as much as on the pixels.
                 content = (self.images.fingerprint, self.classes, self.shapes, self.textures, labels)
-                fingerprint = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+                fingerprint = hash_text(repr(content))
                 return replace(self, labels=labels, images=replace(self.images, fingerprint=fingerprint))
         missing_text = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise UserError(

@@ -312,8 +312,8 @@ def diff(
     if data is None:
         return difference
     images = load_data(data, image_size=models[0].image_size, **options, check=False, splits=[split], hash_others=True)
-    how = (images, split, num_images, batch_size, seed, progress)
-    examinations = [Examination(keep_own_sizes(loaded), *how) for loaded in models]
+    inputs = (images, split, num_images, batch_size, seed, progress)
+    examinations = [Examination(keep_own_sizes(loaded), *inputs) for loaded in models]
     accuracy = compare_predictions(*examinations)
     return replace(difference, data=examinations[0].fact(accuracy.num_images), accuracy=accuracy)
 

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_vit.data.files import FileNames, refuse_text
+from hf_vit.data.fingerprints import hash_text
 from hf_vit.data.idx import read_idx_split, store_images
 from hf_vit.data.images import ImageScan, decode_scanned, hash_image, note_dark_images, raise_bad_image, shorten_path
 from hf_vit.data.labels import LabelMap, convert_labels, normalize_label, normalize_name, summarize_names
@@ -184,7 +185,7 @@ def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
     files = {split: [glob.escape(str(path.resolve())) for path in paths] for split, paths in source.files.items()}
     # It reads a file again if its time has changed; a copy or an archive may set the time of the file that it replaces.
     states = [os.stat(path) for _, path in source.name_files() if source.is_local]
-    version = hashlib.sha256(repr([(state.st_size, state.st_ctime_ns) for state in states]).encode()).hexdigest()[:16]
+    version = hash_text(repr([(state.st_size, state.st_ctime_ns) for state in states]))
     with explain_read_errors(source):
         splits: Any = load_dataset(source.kind, version, data_files=files, streaming=streaming)
     return RawTables(_divide({split: splits[split] for split in SPLITS if split in splits}), schemas=schemas)

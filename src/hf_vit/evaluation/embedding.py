@@ -7,7 +7,6 @@ Every file holds a fixed part of the data and appears when it is complete. After
 the missing files, and any number of processes writes the same files.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -24,6 +23,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
+from hf_vit.data.fingerprints import hash_text
 from hf_vit.display import Displayed
 from hf_vit.environment import list_versions, read_hardware
 from hf_vit.errors import UserError
@@ -526,7 +526,7 @@ def _make_manifest(loaded: LoadedModel, images: "ImageData", splits: list[str], 
         "data": {"name": images.name, "fingerprint": images.fingerprint, "splits": splits},
         "settings": {**options, "streaming": bool(images.readers)},
         # The fingerprint of a table does not cover the order, by which rows are divided among the files.
-        "order": hashlib.sha256("\n".join(order).encode()).hexdigest()[:16],
+        "order": hash_text("\n".join(order)),
     }
     return cast(dict[str, Any], redact_values(json.loads(json.dumps(manifest))))
 

@@ -321,8 +321,8 @@ def prepare(task: Task[Any], job: Job, start: Start, report: ReportLine) -> Run:
     if job.recipe.average_decay is not None or job.recipe.tune == "lora":
         state += weights  # checkpoints have training weights besides the released ones
     # The model, three checkpoints (one being written), and 16 MiB for processor, code, plots and file overhead.
-    needed = weights + 3 * (weights + state + task.count_extra_bytes()) + (16 << 20)
-    require_space(run.output, needed - sum(path.stat().st_size for path in run.work.rglob("*") if path.is_file()))
+    total_bytes = weights + 3 * (weights + state + task.count_extra_bytes()) + (16 << 20)
+    require_space(run.output, total_bytes - sum(path.stat().st_size for path in run.work.rglob("*") if path.is_file()))
     record_run(run)
     report(task.describe(run))
     for note in (*note_short_training(run), *note_limited_evaluation(run), *note_memory(run)):
