@@ -206,10 +206,16 @@ def test_a_scaling_law_of_trained_folders(run, tmp_path: Path) -> None:
         folders.append(trained(folder, steps=100 * 4**place, top1=1 - 0.1 * 2.0**-place - 0.05))
     (first / "facts.json").unlink()
     trained(first, steps=100, top1=1 - 0.1 - 0.05)
-    other = {"protocol": "objectnet", "top1": 0.01}  # of other images
-    for values, data in ((other, None), ({"top1": 1}, {"split": "train"}), ({"top1": 0.1}, {"fingerprint": "0"})):
-        data = None if data is None else DataFact(name="others", **data)
-        date = datetime(2031, 2, 4, tzinfo=UTC)
+    others: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+        ({"top1": 0.85}, {"size": 50}),
+        ({"top1": 0.2}, {"size": 10}),  # evaluate --num-images 10
+        ({"top1": 0.3, "fed": {"draft": True}}, {"size": 50}),
+        ({"protocol": "objectnet", "top1": 0.01}, {}),
+        ({"top1": 1}, {"split": "train"}),
+        ({"top1": 0.1}, {"fingerprint": "0"}),
+    )
+    for values, fields in others:
+        data, date = DataFact(name="others", **fields), datetime(2031, 2, 4, tzinfo=UTC)
         append_record(first, Record(kind="evaluation", command="", date=date, values=values, data=data))
     told = json.loads(run("scaling-law", *folders[:4], folders[4] / "facts.json", "--json"))
     config = HfViTConfig(image_size=8, patch_size=4, **TINY)

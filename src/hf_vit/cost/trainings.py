@@ -109,8 +109,8 @@ def estimate(
 class MeasuredRun:
     """A finished training: the images of all epochs, and its duration including evaluations and checkpoints.
 
-    `error` is 1 - top-1 accuracy of the last evaluation after it, of its data if there is one, and not on its training
-    images; None without one. `training_flops` is 0 for a head trained on cached features, whose backbone did not run.
+    `error` is 1 - top-1 accuracy of the last evaluation after it with the most images, of its data if possible, and not
+    of training images; else None. `training_flops` is 0 for a head on cached features, whose backbone did not run.
     """
 
     folder: str
@@ -134,19 +134,20 @@ def measured_run(folder: str | os.PathLike[str]) -> MeasuredRun | None:
     """
     training: Record | None = None
     trained_fingerprint: str | None = None
-    accuracies: dict[bool, float] = {}  # of the evaluations after the last training, by whether they are of its data
+    accuracies: dict[tuple[bool, bool, int], float] = {}  # of the evaluations after the last training, by their rank
     for record in Facts.load(folder).records:
         data = record.data or DataFact(name="unnamed")
         if record.kind == "training":
             training, trained_fingerprint, accuracies = record, data.fingerprint, {}
         elif record.kind == "evaluation" and record.values.get("protocol", "top1") == "top1" and data.split != "train":
             accuracy = as_fraction(record.values.get("top1"))
-            if accuracy is not None:
-                accuracies[data.fingerprint == trained_fingerprint] = accuracy
+            if accuracy is not None:  # one of fewer images, or of other pixels, does not replace a complete one
+                rank = data.fingerprint == trained_fingerprint, not record.values.get("fed"), data.size or 0
+                accuracies[rank] = accuracy
     images = None if training is None else _count_images(training.values)
     if training is None or images is None:
         return None
-    accuracy = accuracies.get(True, accuracies.get(False))
+    accuracy = accuracies[max(accuracies)] if accuracies else None
     config, task = find_config(folder)
     return MeasuredRun(
         folder=Path(folder).name,
