@@ -13,7 +13,14 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 from training.conftest import Images
-from transformers import AutoModelForImageClassification, PreTrainedConfig, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForImageClassification,
+    PreTrainedConfig,
+    TrainerCallback,
+    TrainingArguments,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from hf_vit import (
     HfAxialResNetConfig,
@@ -60,11 +67,17 @@ def assert_close(found, expected):
 
 @pytest.fixture
 def averaging(make_trainer):
-    def make(**arguments):
+    def make(model=None, **arguments):
         settings = dict(max_steps=6, save_steps=3, eval_steps=3, eval_strategy="steps", logging_steps=3)
-        return make_trainer(extras=dict(average_decay=DECAY), **{**settings, **arguments})
+        return make_trainer(model, extras=dict(average_decay=DECAY), **{**settings, **arguments})
 
     return make
+
+
+def transformers_vit():
+    """A model that transformers saves under other names than those of its modules."""
+    sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    return ViTForImageClassification(ViTConfig(**sizes, intermediate_size=32, num_labels=3))
 
 
 def test_checkpoints_and_model_are_the_closed_form_average(averaging):
@@ -86,11 +99,13 @@ def test_checkpoints_and_model_are_the_closed_form_average(averaging):
     assert logged[0] == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_the_best_average_is_what_is_left(averaging):
-    keep_best = dict(load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=False)
-    trainer = averaging(**keep_best, learning_rate=3.0)
+@pytest.mark.parametrize("model", [None, "transformers ViT"])
+def test_the_best_average_is_what_is_left(model, averaging):
+    keep_best = dict(load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True)  # the first
+    trainer = averaging(model and transformers_vit(), **keep_best, learning_rate=3.0)
     trainer.train()
-    best = load_file(Path(trainer.state.best_model_checkpoint) / "model.safetensors")
+    best = type(trainer.model).from_pretrained(trainer.state.best_model_checkpoint).state_dict()
+    assert trainer.state.best_global_step < trainer.state.global_step
     assert all(torch.equal(trainer.model.state_dict()[name], value) for name, value in best.items())
 
 
@@ -399,14 +414,20 @@ def test_running_statistics_are_those_of_plain_passes(micro_batches):
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "batch norm and SAM"])
+@pytest.mark.parametrize(
+    "kind", ["bfloat16", "batch norm and SAM", "transformers ViT", "average of a transformers ViT"]
+)
 def test_resumed_is_the_unbroken_one_to_the_bit(kind, make_trainer, tiny_config):
     """Averages in float32, adapters and SAM of models without batch norms: test_resume.py."""
 
     def make():
         torch.manual_seed(0)
         images, extras, settings = Images(), dict(average_decay=DECAY), dict(max_steps=6, save_steps=3)
-        if kind == "bfloat16":
+        if "ViT" in kind:
+            model = transformers_vit()
+            if "average" not in kind:
+                extras = None
+        elif kind == "bfloat16":
             images.pixels = images.pixels.bfloat16()
             model = HfViTForImageClassification(tiny_config()).bfloat16()
         else:

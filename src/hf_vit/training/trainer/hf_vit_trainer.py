@@ -35,7 +35,7 @@ from hf_vit.results.facts import DataFact
 from hf_vit.training.processes import require_same
 from hf_vit.training.trainer.callbacks import Clock, LiveProgress, LoggedProgress
 from hf_vit.training.trainer.distributed import check_sharding, reshard, share_statistics
-from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy, smooth_labels, soft_cross_entropy
+from hf_vit.training.trainer.losses import TargetLoss, smooth_labels, soft_cross_entropy
 from hf_vit.training.trainer.optimizers import make_parameter_groups
 from hf_vit.training.trainer.sam import SharpnessAware
 from hf_vit.training.trainer.sampling import (
@@ -283,7 +283,7 @@ class HfViTTrainer(Trainer):
     def _make_training_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Convert class indices [B] or probabilities [B, K] to the targets of the loss, smoothed if requested."""
         smoothing = self.args.label_smoothing_factor
-        if isinstance(self.compute_loss_func, BinaryCrossEntropy | WeightedCrossEntropy):
+        if isinstance(self.compute_loss_func, TargetLoss):
             return self.compute_loss_func.targets(labels, self._num_labels(), smoothing)
         if smoothing > 0 and self._takes_probabilities():
             return smooth_labels(labels, self._num_labels(), smoothing)
@@ -374,7 +374,7 @@ class HfViTTrainer(Trainer):
             self.args.ignore_data_skip = ignores_skip
             self._checkpoint = None
         best = self.state.best_model_checkpoint if self.args.load_best_model_at_end else None
-        if best is not None and (self.average is not None or self.adapter is not None):
+        if best is not None:
             self.load_released(best)
         elif self.average is not None:
             self.average.swap()
@@ -388,7 +388,7 @@ class HfViTTrainer(Trainer):
         self._diverged_at = None
         if self.args.process_index:  # with one seed all processes would draw the same dropout
             torch.manual_seed(derive_seed(self.args.seed, self.args.process_index))
-        if self._checkpoint is not None and (self.average_decay is not None or self.adapter is not None):
+        if self._checkpoint is not None:
             self._load_training_weights(self._checkpoint)
         elif self.average_decay is not None:
             self._start_average()
@@ -398,13 +398,17 @@ class HfViTTrainer(Trainer):
         return self.average
 
     def _load_training_weights(self, checkpoint: Path) -> None:
-        """Load what `_save_training_state` wrote; the Trainer has loaded the released weights (or the sharded ones)."""
+        """Load the released weights, and what `_save_training_state` wrote; the Trainer has loaded sharded weights."""
         if self.is_fsdp_enabled:
             if self.average_decay is not None:
                 load_fsdp_model(*self._sharded(), str(checkpoint), model_index=_RELEASED)
                 self._start_average()
                 load_fsdp_model(*self._sharded(), str(checkpoint))
             return
+        if self.adapter is None:
+            self._load_weights(checkpoint)
+            if self.average_decay is None:
+                return
         weights = checkpoint / TRAINING_WEIGHTS
         if not weights.is_file():
             raise UserError(
@@ -474,8 +478,19 @@ class HfViTTrainer(Trainer):
             self._drop_training_weights(merge=True)
             return
         self._drop_training_weights(merge=False)
-        for path in sorted(Path(checkpoint).glob("model*.safetensors")):
-            self.bare_model().load_state_dict(load_file(path), strict=False)
+        self._load_weights(Path(checkpoint))
+
+    def _load_weights(self, checkpoint: Path) -> None:
+        """Load a checkpoint's weights, also where transformers saves them under names that its Trainer does not load.
+
+        It saves a ViT with the names of its first version, for example.
+        """
+        model = self.bare_model()
+        paths = sorted(checkpoint.glob("model*.safetensors"))
+        state = {name: value for path in paths for name, value in load_file(path).items()}
+        if isinstance(model, PreTrainedModel) and not state.keys() <= model.state_dict().keys():
+            state = type(model).from_pretrained(checkpoint).state_dict()
+        model.load_state_dict(state, strict=False)
 
     def _drop_training_weights(self, merge: bool) -> None:
         """Discard average and adapter, so that the model holds one set of complete weights."""
