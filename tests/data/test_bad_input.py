@@ -146,8 +146,11 @@ def save_lines(folder, path, label):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def save_without(folder, path, column):
-    make_table(folder).remove_columns(column).to_parquet(str(path))
+def save_without(folder, path, column, **more):
+    table = make_table(folder).remove_columns(column)
+    for name, values in more.items():
+        table = table.add_column(name, (values * len(table))[: len(table)])
+    table.to_parquet(str(path))
 
 
 OUTSIDE = r"the label (7|-1), which is not among the 3 classes|has no label; label it, or remove it"
@@ -162,6 +165,8 @@ TABLES = {
     "list lines": (partial(save_lines, label=[["a"]]), "have the type list; write whole numbers or names"),
     "no label": (partial(save_without, column="label"), "has the columns image, but .* 'label'"),
     "no image": (partial(save_without, column="image"), "has the columns label, but .*--image-column"),
+    "numbers *": (partial(save_without, column="image", image=[7]), "'image' .* holds int64 instead of .*--image-col"),
+    "some splits *": (partial(save_without, column=[], split=["test", "spare"]), "has the split 'spare', .*write"),
 }  # fmt: skip
 
 

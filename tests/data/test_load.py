@@ -513,19 +513,21 @@ def test_columns_of_any_name(flat, folder, tmp_path):
             load_data(str(source), image_column=columns[0], label_column=columns[1])
 
 
-@pytest.mark.parametrize("how", ["column", "folders", "folders of Windows", "whole paths", "lists"])
+@pytest.mark.parametrize("how", ["column", "folders", "folders in one", "folders of Windows", "whole paths", "lists"])
 def test_splits_of_a_list(how, flat):
     place, rows = flat
+    inner = "images/" if how == "folders in one" else ""
     parts = ["train"] * 30 + ["val"] * 5 + ["test"] * 5
     rows = [(*rows[number * 7 % 40], part) for number, part in enumerate(parts)]  # every class in train
     if how == "column":
         write_csv(place / "metadata.csv", ("file_name", "label", "split"), rows)
     else:
         for file, _, part in rows:
-            (place / part).mkdir(exist_ok=True)
-            (place / file).rename(place / part / file)
-    if how in ("folders", "folders of Windows", "whole paths"):
-        form = {"folders": "{}/{}", "folders of Windows": ".\\{}\\{}"}.get(how, f"{place}/{{}}/{{}}")
+            (place / inner / part).mkdir(exist_ok=True, parents=True)
+            (place / file).rename(place / inner / part / file)
+    if how not in ("column", "lists"):
+        forms = {"whole paths": f"{place}/{{}}/{{}}", "folders of Windows": ".\\{}\\{}"}
+        form = forms.get(how, f"{inner}{{}}/{{}}")
         listed = [(form.format(part, file), label) for file, label, part in rows]
         write_csv(place / "metadata.csv", ("file_name", "label"), listed)
     if how == "lists":

@@ -188,18 +188,25 @@ def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
     version = hash_text(repr([(state.st_size, state.st_ctime_ns) for state in states]))
     with explain_read_errors(source):
         splits: Any = load_dataset(source.kind, version, data_files=files, streaming=streaming)
-    return RawTables(_divide({split: splits[split] for split in SPLITS if split in splits}), schemas=schemas)
+    present = {split: splits[split] for split in SPLITS if split in splits}
+    return RawTables(_divide(present, source.name), schemas=schemas)
 
 
-def _divide(splits: dict[str, Any]) -> dict[str, Any]:
-    """Divide a single table or stream by its column "split", if all values of the column name splits."""
+def _divide(splits: dict[str, Any], source_name: str) -> dict[str, Any]:
+    """Divide a single table or stream by its column "split", unless no value of the column names a split."""
     table, *others = splits.values()
     if others or "split" not in (table.features or ()):
         return splits
-    names = [split_name(str(text)) for batch in table.select_columns(["split"]).iter(1000) for text in batch["split"]]
-    if None in names:
-        return splits
+    texts = [str(text) for batch in table.select_columns(["split"]).iter(1000) for text in batch["split"]]
+    names = list(map(split_name, texts))
     present = [split for split in SPLITS if split in names]
+    if not present:
+        return splits
+    if None in names:  # undivided, test images would be trained on
+        raise UserError(
+            f"'{source_name}' has the split {texts[names.index(None)]!r}, which is unknown; write train, validation or "
+            "test"
+        )
     if hasattr(table, "__len__"):
         return {split: table.select(np.flatnonzero(np.asarray(names) == split)) for split in present}
     return {split: table.filter(functools.partial(_is_of_split, split), input_columns="split") for split in present}
@@ -382,8 +389,8 @@ def _read_idx(source: DataSource) -> RawTables:
 def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
     """Read the image files and labels of CSV or JSON Lines files.
 
-    The split of a row is in its column "split", else in the first folder of the image's path from the list on, else in
-    the path of the list. Cells stay text until all lists are read, and `convert_labels` then converts the labels.
+    The split of a row is in its column "split", else in a folder of the image's path from the list on, else in the path
+    of the list. Cells stay text until all lists are read, and `convert_labels` then converts the labels.
     """
     paths: dict[str, list[Path]] = {}
     labels: dict[str, list[Any]] = {}
@@ -411,8 +418,9 @@ def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
 
 @functools.lru_cache(maxsize=1024)
 def _find_split(folder: str, root: str) -> str | None:
-    """Return the split that the first folder on the way from `root` to `folder` names, or None."""
-    return split_name(os.path.relpath(folder, root).partition(os.sep)[0])
+    """Return the first split that a folder on the way from `root` to `folder` names, or None."""
+    parts = os.path.relpath(folder, root).split(os.sep)
+    return None if parts[0] == os.pardir else next(filter(None, map(split_name, parts)), None)
 
 
 def _refuse_list_path(file: Path, path: str) -> None:
@@ -567,7 +575,7 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
     splits, notes = _rename_splits(raw_splits, source.name)
     table, *others = splits.values()
     if not streaming:
-        splits = _divide(splits)
+        splits = _divide(splits, source.name)
     elif not others and "split" in (table.features or ()):  # reading it downloads all images
         notes.append(f"the column 'split' of '{source.name}' divides no stream; leave --streaming out to divide by it")
     return RawTables(splits, notes=notes, revision=commit)
@@ -721,11 +729,9 @@ def _find_image_column(features: "Features") -> str | None:
     typed = [column for column, feature in features.items() if isinstance(feature, Image)]
     usual = [column for column in _IMAGE_NAMES if column in features]
     usual_and_typed = [column for column in usual if column in typed]
-    if usual_and_typed:
-        return usual_and_typed[0]
-    if typed:
+    if typed and not usual_and_typed:
         return typed[0] if len(typed) == 1 else None
-    return usual[0] if usual else None
+    return next(iter(usual_and_typed or usual), None)
 
 
 def _find_label_name(columns: Collection[str]) -> str | None:
@@ -753,9 +759,11 @@ def encode_images(
     while types.is_list(number_type) or types.is_large_list(number_type) or types.is_fixed_size_list(number_type):
         number_type = number_type.value_type
     image = Image(decode=False)
+    location = f"the column '{column}' of '{name}'"
+    if types.is_primitive(list_type):
+        raise UserError(f"{location} holds {list_type} instead of images; give their column with --image-column")
     if number_type == list_type:  # no lists of pixels
         return {split: table.cast_column(column, image) for split, table in splits.items()}
-    location = f"the column '{column}' of '{name}'"
     low, high = 0, 255
     if may_read_twice and (types.is_integer(number_type) or types.is_floating(number_type)):
         low, high = _find_extremes(splits, column, list_type, is_floating=types.is_floating(number_type))
@@ -924,8 +932,8 @@ class StreamReader:
 
     def apply(self, stream: "IterableDataset") -> "IterableDataset":
         """Return a stream of {"image": RGB image, "label": class number} that reads an undecoded stream."""
-        columns: Sequence[str] = [self.columns.image, self.columns.label[0]]
-        return stream.map(self, batched=True, batch_size=_BATCH, remove_columns=list(columns))
+        columns = [self.columns.image, self.columns.label[0]]
+        return stream.map(self, batched=True, batch_size=_BATCH, remove_columns=columns)
 
 
 @functools.lru_cache(maxsize=1)

@@ -188,8 +188,7 @@ def _group_images_by_split(folder: Path) -> dict[str, list[Path]]:
     splits: dict[str, list[Path]] = {}
     files, _ = walk(folder)
     for parts in filter(_has_image_name, files):
-        is_in_subfolder = len(parts) > 1
-        split = (split_name(parts[0]) if is_in_subfolder else None) or "train"
+        split = split_name(parts[0]) or "train"  # the name of an image is that of no split
         splits.setdefault(split, []).append(folder.joinpath(*parts))
     return splits
 
