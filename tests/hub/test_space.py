@@ -17,6 +17,7 @@ from hub.conftest import save_model
 from hub.test_handler import save_dense
 from loopback.client import Client, Loopback, content_hash
 from pages.small_runtime import SMALL_FILES, save_runtime
+from PIL import Image
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import record_space, render_card, write_card
@@ -242,12 +243,17 @@ class Interface:
 
     made: ClassVar[list[Any]] = []
 
-    def __init__(self, answer: Any, image: str, output: str, flagging_mode: str) -> None:
-        self.answer, self.output = answer, output
+    def __init__(self, answer: Any, image: Any, output: str, flagging_mode: str) -> None:
+        self.answer, self.function, self.output = lambda upload: answer(image(upload)), answer, output
         Interface.made.append(self)
 
     def launch(self) -> None:
         assert Interface.made[-1] is self
+
+
+def take_upload(type: str, image_mode: str | None = "RGB") -> Any:
+    """Stands for gradio's Image, which drops transparency by default."""
+    return lambda upload: upload.convert(image_mode) if upload and image_mode else upload
 
 
 @pytest.mark.parametrize(
@@ -276,7 +282,7 @@ def test_a_gradio_space_runs_the_model(
     space = tmp_path / "space"
     xet_client.run("hub.jobs:fetch_space", repo_id="alice/my-app", folder=str(space))
     assert "gradio\n" in (space / "requirements.txt").read_text()
-    stand_in = SimpleNamespace(Interface=Interface, Image=lambda type: type)
+    stand_in = SimpleNamespace(Interface=Interface, Image=take_upload)
     for name in ("Label", "JSON", "AnnotatedImage"):
         setattr(stand_in, name, lambda name=name: name)
     monkeypatch.setitem(sys.modules, "gradio", stand_in)
@@ -299,8 +305,11 @@ def test_a_gradio_space_runs_the_model(
     given = {entry["label"]: entry["score"] for entry in answer} if kind == "regression" else answer
     assert len(given) == (6 if kind == "regression" else 5)
     assert given == {label: expected[label] for label in given}
-    app.answer.__globals__["handler"].model.config.id2label = dict.fromkeys(range(6), "crane")  # a bird and a machine
+    app.function.__globals__["handler"].model.config.id2label = dict.fromkeys(range(6), "crane")  # a bird and a machine
     assert kind == "regression" or app.answer(image) == {"crane": max(given.values())}
+    clear = image.convert("RGBA")
+    clear.putalpha(0)
+    assert app.answer(clear) == app.answer(Image.new("RGB", image.size, "white"))
 
 
 def test_kinds_of_spaces(model_folder: Path, command: Callable[..., tuple[int, str, str]]) -> None:
