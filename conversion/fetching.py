@@ -144,15 +144,16 @@ def _fetch_from_timm(source: str) -> LocalCheckpoint:
         return LocalCheckpoint(folder, TIMM + folder.resolve().name)
     architecture, _, file = name.partition("@")
     pretrained_config = _find_pretrained_config(architecture)
+    # The name decides, not the repository's config.json: timm's CLIPs with QuickGELU share those with the exact GELU.
+    companions = Companions({"architecture": architecture, "pretrained_cfg": pretrained_config})
     if file:
-        companions = Companions({"architecture": architecture, "pretrained_cfg": pretrained_config})
         return LocalCheckpoint(Path(file).expanduser(), f"{TIMM}{architecture}@{Path(file).name}", companions)
     repo = pretrained_config.get("hf_hub_id")
     if not repo:
         raise UserError(
             f"timm has no pretrained weights for {architecture}; choose a model from timm.list_models(pretrained=True)"
         )
-    return LocalCheckpoint(_fetch_from_hub(f"hf://{repo}").path, source)
+    return LocalCheckpoint(_fetch_from_hub(f"hf://{repo}").path, source, companions)
 
 
 def convert_wrapper_config(config: Mapping[str, Any]) -> dict[str, Any]:

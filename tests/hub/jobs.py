@@ -266,7 +266,8 @@ def take_over(model: str, output: str) -> dict[str, Any]:
     with torch.no_grad():
         logits = [model(_noise()).logits.tolist() for model in models]
     # timm's own repositories are not on this Hub.
-    timm.models.get_pretrained_cfg = lambda name: SimpleNamespace(to_dict=lambda: {"hf_hub_id": THEIRS})
+    released = {"hf_hub_id": THEIRS, "input_size": (3, 32, 32)}
+    timm.models.get_pretrained_cfg = lambda name: SimpleNamespace(to_dict=lambda: released)
     data = str(make_colour_folder(Path(output) / "images", count=10))
     short = ["--image-size", "8", "--steps", "1", "--batch-size", "4", "--evaluations", "1", "--skip-bad-images"]
     log = io.StringIO()
