@@ -54,7 +54,7 @@ EXCEPTIONS: dict[str, Fields] = {
     r"test_vit[34]": {"num_attention_heads": 3},
     r"vit_\w+_rpn_\d+": {"norm_after_branches": True},
     r"vit_\w+_clip_quickgelu_\d+": {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
-    r"vit_\w+_clip_\d+": {"layer_norm_eps": 1e-5},
+    r"vit_\w+_clip_(\d+|laion2b)": {"layer_norm_eps": 1e-5},  # the second in names of timm before 0.8
 }
 # Arguments of an architecture that its config.json does not name.
 ARGUMENTS: dict[str, Fields] = {
@@ -371,7 +371,7 @@ def convert_arguments(
                 f"config.json has the argument {argument} of timm, which hf_vit does not support; use it with timm"
             )
     pools_registers = pools_registers or bool(arguments.get("pool_include_prefix"))
-    if fields.get("pooling") == "map" and pools_registers and "reg_token" in key_names:
+    if pools_registers and {"attn_pool.latent", "reg_token"} <= set(key_names):
         fields["pooling"] = "map_with_registers"
     return fields
 

@@ -174,15 +174,15 @@ def test_class_eva_needs_its_config(tmp_path: Path):
         conversion.convert(tmp_path / "a.pth", tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["vit_small_patch16_dinov3", "vit_pe_spatial_base_patch16_512"])
+@pytest.mark.parametrize("name", ["vit_small_patch16_dinov3", "vit_pe_spatial_base_patch16_512", "test_vit3"])
 @torch.no_grad()
-def test_class_eva_by_name_pools_as_its_architecture(name: str, tmp_path: Path):
+def test_a_file_by_name_pools_as_its_architecture(name: str, tmp_path: Path):
     """A file that timm's training saved does not say that the head reads the mean, beside a class token."""
-    model = of_timm(name, embed_dim=128, num_heads=2)
+    model = of_timm(name, embed_dim=192, num_heads=3)
     torch.save(model.state_dict(), tmp_path / "a.pth")
     ours = hf_vit.from_hub(f"timm:{name}@{tmp_path / 'a.pth'}", image_size=(12, 12))
     images = torch.randn(2, 3, 12, 12)
-    torch.testing.assert_close(ours(images).logits, model(images), rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours(images).logits, model(images), rtol=1e-5, atol=1e-4)
 
 
 NAFLEX = timm.list_models(module="naflexvit")
@@ -344,7 +344,7 @@ def architectures() -> list[str]:
     names = [name for name in names if model_entrypoint(name).__module__.rpartition(".")[2] in MODULES]
     known = [name for name in names if any(re.fullmatch(exception, name) for exception in EXCEPTIONS)]
     others = {re.sub(r"_\d+$", "", name): name for name in names if name not in known}
-    return sorted([*known, *others.values()])
+    return sorted([*known, *others.values(), "vit_base_patch32_224_clip_laion2b"])  # the last is a name of timm 0.6
 
 
 @cache
@@ -377,6 +377,7 @@ def plan_of(name: str) -> conversion.Plan:
     return conversion.plan(shapes_of(model.state_dict()), companions=Companions(config))
 
 
+@pytest.mark.filterwarnings("ignore:Mapping deprecated model")
 @pytest.mark.parametrize("name", architectures())
 def test_architecture_is_understood_or_refused(name: str):
     model = built(name)
