@@ -443,3 +443,8 @@ def test_timm_by_folder_and_by_file(saved, data):
     for mistake in ("test_efficientnet@nowhere.pth", "test_resnet@" + sources[1].partition("@")[2]):
         with pytest.raises(UserError, match="cannot be loaded"):
             load_models([f"timm:{mistake}", sources[0]])
+
+
+def test_models_of_one_class_from_python_are_numbered():
+    pairs = [(make_classifier(NAMES, seed=seed), make_processor()) for seed in range(2)]
+    assert [loaded.name for loaded in load_models(pairs)] == [f"ViTForImageClassification{end}" for end in ("", " #2")]

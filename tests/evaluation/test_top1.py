@@ -271,6 +271,19 @@ def test_mode_and_random_state_are_given_back(dataset, tmp_path):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_loaded_model_may_be_trained_between_two_uses(tmp_path):
+    """It predicts without dropout and keeps its mode, and results of its earlier weights are not taken for its own."""
+    model, images = make_classifier(hidden_dropout_prob=0.5), make_images(4)
+    loaded = load_model((model, make_processor()))
+    analyze(loaded, images, tmp_path, only=["attention_entropy"])
+    model.train()
+    assert predict(loaded, images) == predict(loaded, images)
+    assert model.training
+    torch.nn.init.normal_(model.classifier.weight)
+    with pytest.raises(UserError, match=r"with other inputs \(model differ"):
+        analyze(loaded, images, tmp_path, only=["attention_entropy"])
+
+
 def test_threads_use_a_model_in_evaluation_mode_until_the_last_ends(monkeypatch):
     """The first thread ends while the second predicts, which must not see the mode of training."""
     model, barrier, modes = make_classifier().train(), threading.Barrier(2), []

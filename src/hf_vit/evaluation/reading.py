@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hf_vit.display import format_count, make_progress_bar
 from hf_vit.errors import UserError, get_first_line, report_full_memory
@@ -210,12 +210,12 @@ _in_use: "dict[int, tuple[list[nn.Module], int]]" = {}  # id of a model -> modul
 
 @contextmanager
 def restored_modes(*sources: Any) -> Generator[None]:
-    """Restore the modes of the models in pairs (model, image processor), which `load_model` puts into evaluation mode.
+    """Restore the modes of models that are given as objects, which `load_model` puts into evaluation mode.
 
     Where several threads use a model, the last one restores it.
     """
-    firsts = [cast("tuple[Any, Any]", source)[0] for source in sources if isinstance(source, tuple)]
-    models: list[nn.Module] = [first for first in firsts if hasattr(first, "modules")]  # load_model refuses others
+    objects: Any = (source[0] if isinstance(source, tuple) else getattr(source, "model", None) for source in sources)
+    models: list[nn.Module] = [model for model in objects if hasattr(model, "modules")]  # load_model refuses others
     with _lock:
         for model in models:
             modules, calls = _in_use.get(id(model)) or (_list_training_modules(model), 0)

@@ -250,8 +250,8 @@ def load_model(
     Raises:
         UserError: the source does not exist or cannot be loaded.
     """
-    if isinstance(source, LoadedModel):
-        return source
+    if isinstance(source, LoadedModel):  # its mode and weights may have changed; an optimized one keeps its fingerprint
+        return source if hasattr(source.model.eval(), "engine") else replace(source)
     if isinstance(source, tuple):
         model, processor = cast("tuple[nn.Module, Any]", source)
         model = unwrap_model(model)
@@ -390,9 +390,11 @@ def load_models(sources: Sequence[Any], device: str | None = None) -> list[Loade
         raise UserError(f"a comparison needs at least two models, but {len(sources)} was given; name another model")
     models = [load_model(source, device) for source in sources]
     paths: list[tuple[str, ...]] = []
+    counts = Counter[str]()
     for source, model in zip(sources, models, strict=True):
         if isinstance(source, tuple | LoadedModel):
-            paths.append((model.name,))
+            counts[model.name] += 1
+            paths.append((model.name if counts[model.name] == 1 else f"{model.name} #{counts[model.name]}",))
         else:  # a source that is not a path counts as one part, except the file of timm:NAME@FILE
             path = model.folder or Path(str(source).removeprefix(TIMM)).expanduser()
             folders = Path(str(source).partition("@")[2]).parts[:-1]
