@@ -275,7 +275,7 @@ def test_fingerprint_is_of_contents_classes_and_splits(folder, tmp_path):
 
 
 @EITHER
-@pytest.mark.parametrize("form", ["folder", "glob", "subfolders", "glob of subfolders", "glob from here", "column"])
+@pytest.mark.parametrize("form", ["folder", "glob", "subfolders", "glob of subfolders", "glob from here", "Split"])
 def test_split_named_files(folder, tmp_path, monkeypatch, form, streaming):
     monkeypatch.chdir(tmp_path)
     table = make_table(folder).shuffle(seed=0)
@@ -283,9 +283,9 @@ def test_split_named_files(folder, tmp_path, monkeypatch, form, streaming):
     last = "test-0" if form in ("folder", "glob") else "test/part"
     for number, name in enumerate(("train-0", "train-1", "val", last)):
         table.shard(4, number, contiguous=True).to_parquet(str(tmp_path / "d" / f"{name}.parquet"))
-    if form == "column":
+    if form == "Split":  # a column
         shutil.rmtree(tmp_path / "d")
-        table.add_column("split", ["train", "Val", "test", "train"] * 10).to_parquet(str(tmp_path / "d/train.parquet"))
+        table.add_column(form, ["train", "Val", "test", "train"] * 10).to_parquet(str(tmp_path / "d/train.parquet"))
     pattern = {"glob": "*.parquet", "glob of subfolders": "**/*.parquet"}.get(form, "")
     source = tmp_path / "d" / pattern if form != "glob from here" else "**/*.parquet"
     data = load_data(str(source), streaming=streaming)
@@ -513,19 +513,21 @@ def test_columns_of_any_name(flat, folder, tmp_path):
             load_data(str(source), image_column=columns[0], label_column=columns[1])
 
 
-@pytest.mark.parametrize("how", ["column", "folders", "folders in one", "folders of Windows", "whole paths", "lists"])
+@pytest.mark.parametrize(
+    "how", ["split", "SPLIT", "folders", "folders in one", "folders of Windows", "whole paths", "lists"]
+)
 def test_splits_of_a_list(how, flat):
     place, rows = flat
     inner = "images/" if how == "folders in one" else ""
     parts = ["train"] * 30 + ["val"] * 5 + ["test"] * 5
     rows = [(*rows[number * 7 % 40], part) for number, part in enumerate(parts)]  # every class in train
-    if how == "column":
-        write_csv(place / "metadata.csv", ("file_name", "label", "split"), rows)
+    if how.lower() == "split":  # a column
+        write_csv(place / "metadata.csv", ("file_name", "label", how), rows)
     else:
         for file, _, part in rows:
             (place / inner / part).mkdir(exist_ok=True, parents=True)
             (place / file).rename(place / inner / part / file)
-    if how not in ("column", "lists"):
+    if "folders" in how or how == "whole paths":
         forms = {"whole paths": f"{place}/{{}}/{{}}", "folders of Windows": ".\\{}\\{}"}
         form = forms.get(how, f"{inner}{{}}/{{}}")
         listed = [(form.format(part, file), label) for file, label, part in rows]

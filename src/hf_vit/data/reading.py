@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 _IMAGE_NAMES = ("image", "img", "picture")
 _PATH_NAMES = ("file_name", "image", "filename", "file", "path", "image_path", "filepath", "img", "picture")
 _LABEL_NAMES = ("label", "labels", "cls", "class", "target", "fine_label", "cls.txt")
+_SPLIT_NAMES = ("split", "Split", "SPLIT")  # one that is not recognized would be ignored without a word
 # Larger streams are not read again to find the position of a bad image.
 _SEARCHED_BYTES = 1 << 30
 # Maximum length of a list's cell; the csv module's default is 131,072 characters.
@@ -195,9 +196,10 @@ def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
 def _divide(splits: dict[str, Any], source_name: str) -> dict[str, Any]:
     """Divide a single table or stream by its column "split", unless no value of the column names a split."""
     table, *others = splits.values()
-    if others or "split" not in (table.features or ()):
+    column = _find_name(_SPLIT_NAMES, table.features or ())
+    if others or column is None:
         return splits
-    texts = [str(text) for batch in table.select_columns(["split"]).iter(1000) for text in batch["split"]]
+    texts = [str(text) for batch in table.select_columns([column]).iter(1000) for text in batch[column]]
     names = list(map(split_name, texts))
     present = [split for split in SPLITS if split in names]
     if not present:
@@ -209,7 +211,7 @@ def _divide(splits: dict[str, Any], source_name: str) -> dict[str, Any]:
         )
     if hasattr(table, "__len__"):
         return {split: table.select(np.flatnonzero(np.asarray(names) == split)) for split in present}
-    return {split: table.filter(functools.partial(_is_of_split, split), input_columns="split") for split in present}
+    return {split: table.filter(functools.partial(_is_of_split, split), input_columns=column) for split in present}
 
 
 def _is_of_split(split: str, text: object) -> bool:
@@ -459,13 +461,13 @@ def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[
     """Yield (path of the image, raw label, split or None) for every row of a list."""
     normalized = NamedColumns(normalize_label(selection.image), normalize_label(selection.label))
     named = {normalized.image or "", normalized.label or "", *normalized.indicators}
-    columns, rows = _read_cells(file, name, {*named, *_PATH_NAMES, *_LABEL_NAMES, "split"})
+    columns, rows = _read_cells(file, name, {*named, *_PATH_NAMES, *_LABEL_NAMES, *_SPLIT_NAMES})
     if not rows:
         return
     used_columns = _choose_list_columns(columns, file.name, normalized)
-    image = used_columns.image
+    image, split = used_columns.image, _find_name(_SPLIT_NAMES, columns) or "split"
     for number, row in enumerate(rows, start=1):
-        for column in (image, *used_columns.label_columns, "split"):
+        for column in (image, *used_columns.label_columns, split):
             if row.get(column) is _DUPLICATE:
                 raise UserError(f"row {number} of {file.name} has the key '{column}' twice; remove or rename one")
         if not isinstance(row.get(image), str) or not row[image]:
@@ -474,14 +476,14 @@ def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[
             )
     labels = used_columns.labels({column: [row.get(column) for row in rows] for column in used_columns.label_columns})
     for row, raw_label in zip(rows, labels, strict=True):
-        yield row[image], raw_label, normalize_label(row.get("split"))
+        yield row[image], raw_label, normalize_label(row.get(split))
 
 
 def _choose_list_columns(columns: Collection[str], file_name: str, selection: NamedColumns) -> Columns:
     """Return the image and label columns of a list; raise UserError if one is missing."""
     selection.check(columns, file_name)
-    image = selection.image or next((column for column in _PATH_NAMES if column in columns), None)
-    label = selection.label or _find_label_name(columns)
+    image = selection.image or _find_name(_PATH_NAMES, columns)
+    label = selection.label or _find_name(_LABEL_NAMES, columns)
     if image is None or label is None:
         content = "image files, such as file_name" if image is None else "classes, such as label"
         option = "--image-column" if image is None else "--label-column"
@@ -576,7 +578,7 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
     table, *others = splits.values()
     if not streaming:
         splits = _divide(splits, source.name)
-    elif not others and "split" in (table.features or ()):  # reading it downloads all images
+    elif not others and _find_name(_SPLIT_NAMES, table.features or ()):  # reading it downloads all images
         notes.append(f"the column 'split' of '{source.name}' divides no stream; leave --streaming out to divide by it")
     return RawTables(splits, notes=notes, revision=commit)
 
@@ -705,12 +707,12 @@ def _find_columns(features: "Features", name: str, selection: NamedColumns) -> C
     image = selection.image or _find_image_column(features)
     if image is None:
         raise UserError(f"{columns}, but which one holds the images is unclear; give its name with --image-column")
-    label = selection.label or _find_label_name(features)
+    label = selection.label or _find_name(_LABEL_NAMES, features)
     if label:
         return Columns(image, (label,), selection.indicators)
     for json_column in ("json", "jsn"):  # webdataset
         fields: Any = features.get(json_column)
-        label = _find_label_name(fields) if isinstance(fields, dict) else None
+        label = _find_name(_LABEL_NAMES, fields) if isinstance(fields, dict) else None
         if label:
             return Columns(image, (json_column, label))
     classes = [column for column, feature in features.items() if isinstance(feature, ClassLabel)]
@@ -734,9 +736,9 @@ def _find_image_column(features: "Features") -> str | None:
     return next(iter(usual_and_typed or usual), None)
 
 
-def _find_label_name(columns: Collection[str]) -> str | None:
-    """Return the first usual name of a label column that is among these."""
-    return next((name for name in _LABEL_NAMES if name in columns), None)
+def _find_name(usual_names: Iterable[str], columns: Collection[str]) -> str | None:
+    """Return the first usual name that is among the columns, or None."""
+    return next((name for name in usual_names if name in columns), None)
 
 
 def encode_images(
