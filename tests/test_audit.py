@@ -257,6 +257,7 @@ def test_a_stranger_s_record_opens_nothing(judged: Path, colours: Path) -> None:
         ({"data__name": "a/b", "data__split": None}, "its record names no data set or no split"),
         ({"data__fingerprint": None}, "has no fingerprint"),
         ({"values__protocol": "no-such", "values__headline": {"x": 1.0}}, "--protocol no-such is unknown"),
+        ({"values__headline": {"x": 1.0}, "values__settings": {"mappings": "../x"}}, "of its author's machine"),
         ({"data__size": -3}, "it must be at least 1"),
         ({"data__split": "nowhere"}, "has no split 'nowhere'"),
     ):
