@@ -55,7 +55,7 @@ def test_jobs_of_other_clusters_run_a_training_that_goes_on():
     volumes = {each["name"] for each in job["spec"]["template"]["spec"]["volumes"]}
     assert {each["name"] for each in container["volumeMounts"]} == volumes
     finetune = typer.main.get_command(build_app()).commands["finetune"]
-    for name, words in {"sky": shlex.split(sky["run"]), "job": container["args"]}.items():
+    for name, words in {"sky": shlex.split(sky["run"]), "job": container["command"]}.items():
         start = words.index("hf_vit")
         assert (words[0], words[start - 1 : start + 2]) == ("torchrun", ["-m", "hf_vit", "finetune"])
         given = finetune.make_context("hf-vit finetune", words[start + 2 :]).params
