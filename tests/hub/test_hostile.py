@@ -257,10 +257,13 @@ def test_files_of_a_version_that_redacted_less_are_shared_redacted(model_folder:
     facts[0]["values"]["settings"] = {"hub_token": ["v4lue"]}
     path.write_text(json.dumps(facts))
     config = json.loads((model_folder / "config.json").read_text())
-    old = {"_name_or_path": '/home/annabel/a "b"/vit'} | config  # as transformers 4 wrote it
-    (model_folder / "config.json").write_text(json.dumps(old, indent=2))
+    old = {"_name_or_path": '/home/annabel/a "b"/vit'}
+    (model_folder / "config.json").write_text(json.dumps(old | config, indent=2))  # as transformers 4 wrote it
     shared = collect(model_folder, REPO, scratch=tmp_path, license="mit").files
     assert json.loads(shared["config.json"].readable_text) == config
+    (model_folder / "config.json").write_text(json.dumps(config | old, separators=(",", ":")))  # the field is the last
+    again = collect(model_folder, REPO, scratch=tmp_path, license="mit").files["config.json"]
+    assert json.loads(again.readable_text) == config
     for name in ("facts.json", "README.md"):
         assert "python train.py" in shared[name].readable_text
         assert not re.search("v4lue|annabel", shared[name].readable_text)

@@ -65,7 +65,7 @@ _REPLACED = re.compile(
 )
 _PAGE_PARTS = re.compile(r"(models|examples|runtime)/.*")
 # The field of config.json in which transformers 4 keeps from where the model was loaded, often a local path.
-_LOADED_FROM = re.compile(rb'\s*"_name_or_path": "(\\.|[^"\\])*",')
+_LOADED_FROM = re.compile(rb'\s*("_name_or_path":\s*"(\\.|[^"\\])*",|,\s*"_name_or_path":\s*"(\\.|[^"\\])*")')
 _GPS = 0x8825  # number of the EXIF tag that holds the GPS data
 # For Inference Endpoints: code that serves the model, and what it needs.
 HANDLER, REQUIREMENTS = "handler.py", "requirements.txt"
