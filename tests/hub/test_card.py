@@ -23,7 +23,7 @@ from loopback.client import Client, Loopback
 from PIL import Image
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
+from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTMSNConfig, ViTMSNModel, pipeline
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_vit import (
@@ -379,13 +379,20 @@ def test_parameters_are_counted_in_the_files(folder: Path, tmp_path: Path) -> No
         assert count_parameters(tmp_path / name) == other.num_parameters(), "without what is no parameter"
 
 
-def test_a_model_without_a_head_and_a_folder_without_a_model(tmp_path: Path) -> None:
+def test_a_model_without_a_head_and_a_folder_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     HfViTModel(variant_config("Ti/4", image_size=8, **SMALL)).save_pretrained(tmp_path / "trunk")
     card = render_card(tmp_path / "trunk")
     assert metadata(card)["pipeline_tag"] == "image-feature-extraction"
     assert "AutoModel.from_pretrained" in card
     assert "classes" not in card
     with pytest.raises(UserError, match=r"config\.json is missing"):
+    ViTMSNModel(ViTMSNConfig(**SMALL, image_size=8, patch_size=4)).save_pretrained(tmp_path / "theirs")
+    make_processor().save_pretrained(tmp_path / "theirs")
+    Image.new("RGB", (9, 9)).save(tmp_path / "image.png")
+    monkeypatch.chdir(tmp_path)
+    with redirect_stdout(io.StringIO()) as printed:
+        exec(make_example(read_config(tmp_path / "theirs"), "theirs", "transformers"), {})
+    assert printed.getvalue() == "torch.Size([1, 5, 16])\n", "it returns no pooled features"
         render_card(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):

@@ -112,7 +112,8 @@ def _print_prediction(config: ModelConfig) -> str:
             detections = "outputs.detections[0]  # px of the resized image"
         return _PRINT_OBJECTS.format(detections=detections)
     if not config.is_classifier:
-        return "print(outputs.pooler_output.shape)"
+        # Some models of transformers, such as ViT-MSN and I-JEPA, return no pooled features.
+        return f"print(outputs.{'pooler_output' if config.is_ours else 'last_hidden_state'}.shape)"
     if config.is_regression:
         return "print({name: outputs.logits[0, number].item() for number, name in model.config.id2label.items()})"
     if config.is_multi_label:
