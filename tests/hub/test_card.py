@@ -201,7 +201,7 @@ def test_how_it_was_made_of_others_is_told(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "torchao"}}))
     assert metadata(render_card(folder))["base_model_relation"] == "quantized"
-    soup = {"recipe": {"soup": "uniform", "ingredients": "a/b@v1, local, c/d"}}
+    soup = {"recipe": {"soup": "uniform", "ingredients": "a/b@v1, local, hf://c/d"}}
     append_record(folder, record("training", soup, data=data("validation", 9)))
     assert "trained on" not in render_card(folder), "its data chose among models"
     found = metadata(render_card(folder))

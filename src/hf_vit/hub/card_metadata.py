@@ -154,7 +154,7 @@ def find_license(model: str) -> str | None:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return read_license(folder)
-    repo, _, revision = model.partition("@")
+    repo, _, revision = model.removeprefix("hf://").partition("@")
     if looks_like_variant(model) or parse_hub_id(repo) != repo:
         return None
     try:
@@ -231,7 +231,7 @@ def _find_base_models(config: ModelConfig, trainings: Sequence[Record]) -> tuple
 
 def _list_hub_ids(names: Sequence[str]) -> list[str]:
     """Return those of the names that are models of the Hub, without their revisions (user/name@REVISION)."""
-    ids = (parse_hub_id(name.partition("@")[0]) for name in names)
+    ids = (parse_hub_id(name.removeprefix("hf://").partition("@")[0]) for name in names)
     return [name for name in ids if name]
 
 
