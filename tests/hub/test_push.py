@@ -258,6 +258,7 @@ TROUBLE: list[tuple[Callable[[Path], object], str]] = [
     (write("README.md", "---\nlicense: mit\n---\n![curve](plots/curve.png)"), "the card shows plots/curve.png"),
     (write("README.md", "---\nlicense: mit\n---\n<img src='plots/other.png'>"), "the card shows plots/other.png"),
     (write("README.md", "mine, without metadata"), "has no metadata"),
+    (lambda folder: (folder / "README.md").write_bytes(b"Mod\xe8le"), "README.md of .* is not UTF-8 text; save it as"),
     (card("license: ["), "README.md: while parsing"),
     (card("tags: [vit]"), "license is missing"),
     (card("license: Apache 2"), "'Apache 2' is not a license id"),

@@ -112,7 +112,8 @@ def _read_repo_id(folder: Path) -> str | None:
     """Return the repository name in the code examples of the current card; None if it was written by hand."""
     if not is_rendered(folder):
         return None
-    line = re.search(r'^repo = (".*")$', (folder / CARD_NAME).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    card = (folder / CARD_NAME).read_text(encoding="utf-8", errors="replace")
+    line = re.search(r'^repo = (".*")$', card, flags=re.MULTILINE)
     try:
         return str(json.loads(line[1])) if line else None
     except ValueError:

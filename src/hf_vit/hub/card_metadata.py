@@ -134,7 +134,8 @@ def read_license(folder: Path) -> str | None:
     if not (folder / CARD_NAME).is_file():
         return None
     try:
-        license = ModelCard.load(folder / CARD_NAME).data.get("license")
+        card = (folder / CARD_NAME).read_text(encoding="utf-8-sig", errors="replace")
+        license = ModelCard(card).data.get("license")
     except (ValueError, TypeError, yaml.YAMLError):  # unreadable metadata declares no license
         return None
     return license if isinstance(license, str) else None

@@ -227,7 +227,7 @@ def collect_serving_files(folder: Path, config: ModelConfig) -> _Sources:
     return ours | own
 
 
-def make_serving_files(config: ModelConfig) -> _Sources:
+def make_serving_files(config: ModelConfig) -> dict[str, bytes]:
     """Return this package's handler and what it needs; nothing for a model of another library without a known head.
 
     The handler ends with a digest of the code above, by which `_is_ours` recognizes it.
@@ -331,8 +331,7 @@ def _check_metadata(card: str) -> None:
 def collect_gradio(folder: Path, repo_id: str, **options: Any) -> Contents:
     """Return the files of a Gradio Space: a model, its code and this package's handler, an app, and a card."""
     model = collect(folder, repo_id, **options)
-    serving_files = make_serving_files(read_config(folder))
-    app_files = {name: data for name, data in serving_files.items() if isinstance(data, bytes)}  # all of them are
+    app_files = make_serving_files(read_config(folder))
     if not app_files:
         raise UserError(f"the app cannot show the model in {folder}; give a classifier, segmenter or detector")
     title = folder.resolve().name
@@ -434,7 +433,10 @@ def _make_card(folder: Path, repo_id: str, license: str | None, share_images: bo
         if license is not None and stated_license not in (None, license):
             problem = f"{CARD_NAME} of {folder} states the license {stated_license}, but --license {license} was given"
             raise UserError(f"{problem}; correct {CARD_NAME}, or leave --license out")
-        card = path.read_text(encoding="utf-8")
+        try:
+            card = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{CARD_NAME} of {folder} is not UTF-8 text; save it as UTF-8") from error
         image_plots = sorted(filter(shows_images, _parse_plots(card)))
         if image_plots and not share_images:
             problem = f"the card shows {', '.join(image_plots)} with images of the data set"
