@@ -114,7 +114,7 @@ def test_the_teacher_sees_its_own_size(side, resample, tiny_config, images):
     model = make_teacher_model(image_size=side)
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     pixels = student(images, return_tensors="pt")["pixel_values"]
-    open_teacher((model, own)).answer(pixels, PixelScale.from_processor(student))
+    open_teacher((model, own)).logits(pixels, PixelScale.from_processor(student))
     wanted = own(images, return_tensors="pt")["pixel_values"]
     assert seen[0].shape == wanted.shape
     assert (seen[0] - wanted).abs().max() <= 1.25 / 255
@@ -135,7 +135,7 @@ def test_the_teacher_sees_what_its_processor_makes(processor, tiny_config, image
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     teacher = open_teacher((model, processor))
     given = student(images, return_tensors="pt")["pixel_values"]
-    answers = teacher.answer(given, PixelScale.from_processor(student))
+    answers = teacher.logits(given, PixelScale.from_processor(student))
     torch.testing.assert_close(seen[0], processor(images, return_tensors="pt")["pixel_values"], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(answers, teacher.classify(images), atol=1e-4, rtol=1e-4)
 
@@ -197,7 +197,7 @@ def test_a_teacher_of_timm(timm_folder):
     for source in (folder, f"timm:{folder}"):
         teacher = open_teacher(source, "cpu").select_classes(NAMES)
         assert (teacher.loaded.name, teacher.size) == ("timm:timm", (16, 16))
-        torch.testing.assert_close(teacher.answer(pixels, PixelScale()), expected)
+        torch.testing.assert_close(teacher.logits(pixels, PixelScale()), expected)
 
 
 def test_a_teacher_that_does_not_name_its_classes(timm_folder):
@@ -213,7 +213,7 @@ def test_timm_knows_imagenet_by_number_and_by_word():
     pixels, model = torch.rand(1, 3, 32, 32), timm.create_model("resnet10t").eval()
     teacher = Teacher(LoadedModel(model, torch.stack, "resnet"))
     for names in (["n01443537", "n01440764"], ["goldfish, Carassius auratus", "tench, Tinca tinca"]):
-        found = teacher.select_classes(names).answer(pixels, PixelScale())
+        found = teacher.select_classes(names).logits(pixels, PixelScale())
         torch.testing.assert_close(found, model(pixels)[:, [1, 0]])
 
 

@@ -186,6 +186,21 @@ def test_soft_labels_of_a_model_of_transformers(make_trainer, smoothing):
     assert model.config.problem_type in (None, "single_label_classification")
 
 
+def test_other_images_are_all_evaluated_with_persistent_workers_too(make_trainer):
+    workers = dict(dataloader_num_workers=1, dataloader_persistent_workers=True)
+    trainer = make_trainer(per_device_eval_batch_size=8, dataloader_drop_last=True, **workers)
+    validation, others = trainer.eval_dataset, Images(10)
+    others.labels = (others.labels + 1) % 3
+    found = [trainer.evaluate(*images)["eval_loss"] for images in ((), (others,), ())]
+    predictions = torch.from_numpy(trainer.predict(others).predictions)
+    assert len(predictions) == len(others)
+    with torch.no_grad():
+        for images, loss in zip((validation, others, validation), found, strict=True):
+            expected = F.cross_entropy(trainer.model(images.pixels).logits, images.labels)
+            assert loss == pytest.approx(float(expected), rel=1e-5)
+    torch.testing.assert_close(predictions, trainer.model(others.pixels).logits)
+
+
 def test_another_order_of_the_images_is_refused(make_trainer):
     with pytest.raises(UserError, match="train_sampling_strategy='sequential' does not work with HfViTTrainer"):
         make_trainer(train_sampling_strategy="sequential")

@@ -109,7 +109,8 @@ def _load_split(run: Run, split: str, transform: Any) -> FeatureImages:
             if images is None:
                 transform.set_epoch(0)  # otherwise its keys, which change nothing, would draw from torch's generator
                 images = TransformedImages(table, transform, cache_bytes=0)
-            _write(path, key, _compute(run, images, part))
+            computed = _compute(run, images, part).contiguous()
+            write_atomically(path, save({"features": computed}, {"key": key, "sha256": _hash_tensor(computed)}))
     features = [_read(path, key, len(part)) for path, part in zip(files, rows, strict=True)]
     return FeatureImages(features, table["label"][:])
 
@@ -151,11 +152,6 @@ def bypass_backbone(model: Any) -> None:
 def restore_backbone(model: Any) -> None:
     """Undo `bypass_backbone`."""
     model.base_model.__dict__.pop("forward", None)
-
-
-def _write(path: Path, key: str, features: torch.Tensor) -> None:
-    metadata = {"key": key, "sha256": _hash_tensor(features)}
-    write_atomically(path, save({"features": features.contiguous()}, metadata))
 
 
 def _read(path: Path, key: str, count: int) -> torch.Tensor:

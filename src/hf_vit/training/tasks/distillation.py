@@ -62,17 +62,12 @@ class Teacher:
             raise UserError(f"the teacher {self.loaded.name} cannot be used: {error}") from error
 
     @torch.no_grad()
-    def answer(self, values: torch.Tensor, scale: PixelScale) -> torch.Tensor:
-        """Return the teacher's logits [B, K], float32, for a student's input [B, C, H, W] of this `scale`."""
-        return self.logits(values, scale)
-
-    @torch.no_grad()
     def classify(self, images: Sequence[Image.Image]) -> torch.Tensor:
         """Return logits [B, K], float32 on the CPU, of images that its own processor prepares."""
         return self._compute(self.loaded.pixel_values(images)).cpu()
 
     def logits(self, values: torch.Tensor, scale: PixelScale) -> torch.Tensor:
-        """Return the logits of `answer`, with gradients."""
+        """Return the teacher's logits [B, K], float32, for a student's input [B, C, H, W] of this `scale`."""
         pixels = scale.pixels(values.float())
         if self.size is not None and tuple(pixels.shape[2:]) != self.size:
             smooth: dict[str, Any] = {} if self.mode == "nearest-exact" else {"antialias": True}
@@ -199,8 +194,8 @@ class DistillationTrainer(HfViTTrainer):
         """Return the loss from labels and teacher while the student trains."""
         self._teacher_logits = None
         if model.training:
-            with self.accelerator.autocast():
-                self._teacher_logits = self.teacher.answer(inputs["pixel_values"], self._scale)
+            with torch.no_grad(), self.accelerator.autocast():
+                self._teacher_logits = self.teacher.logits(inputs["pixel_values"], self._scale)
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _loss(

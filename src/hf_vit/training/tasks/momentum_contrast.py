@@ -281,7 +281,8 @@ def draw_embeddings(
 ) -> None:
     """Plot the first two principal components of embeddings [n, D], colored by class; training used no classes."""
     centered = embeddings.astype(np.float64) - embeddings.mean(axis=0)
-    _, values, directions = np.linalg.svd(centered, full_matrices=False)
+    # A row of zeros changes no component, and with it a single image has two.
+    _, values, directions = np.linalg.svd(np.vstack([centered, 0 * centered[:1]]), full_matrices=False)
     points = centered @ directions[:2].T
     shares = values**2 / max(float((values**2).sum()), 1e-30)
     figure = make_figure(6, 5)

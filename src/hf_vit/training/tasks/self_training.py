@@ -11,6 +11,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast, final
 
@@ -294,8 +295,7 @@ class JoinPseudoLabeled:
     """
 
     def __init__(self, probabilities: torch.Tensor, smoothing: float, is_hard: bool) -> None:
-        self._smoothing = smoothing
-        self._num_labels = probabilities.shape[1]
+        self._smooth = partial(smooth_labels, num_labels=probabilities.shape[1], smoothing=smoothing)
         self._targets = self._smooth(probabilities.argmax(dim=1)) if is_hard else probabilities
 
     def __call__(self, batch: dict[str, torch.Tensor], unlabeled: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -304,10 +304,6 @@ class JoinPseudoLabeled:
             "pixel_values": torch.cat([batch["pixel_values"], stack_pixels(unlabeled)]),
             "labels": torch.cat([self._smooth(batch["labels"]), pseudo_labels]),
         }
-
-    def _smooth(self, labels: torch.Tensor) -> torch.Tensor:
-        """Convert class indices [n] to smoothed probabilities [n, K]."""
-        return smooth_labels(labels, self._num_labels, self._smoothing)
 
 
 def consistency_loss(weak: torch.Tensor, strong: torch.Tensor, temperature: float, threshold: float) -> torch.Tensor:
@@ -426,7 +422,8 @@ class MetaPseudoLabelsTrainer(HfViTTrainer):
         with self.accelerator.autocast():
             labeled = self.teacher.logits(inputs["pixel_values"], self._scale)
             strong = self.teacher.logits(strong_images, self._scale)
-            weak = self.teacher.answer(weak_images, self._scale)
+            with torch.no_grad():
+                weak = self.teacher.logits(weak_images, self._scale)
         weight = options["uda_weight"] * self.state.global_step / self.state.max_steps
         loss = F.cross_entropy(labeled, labels, label_smoothing=self.args.label_smoothing_factor)
         loss = loss + weight * consistency_loss(weak, strong, options["uda_temperature"], options["uda_threshold"])

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast, final
+from unittest.mock import patch
 
 import torch
 from accelerate.data_loader import prepare_data_loader
@@ -234,15 +235,17 @@ class HfViTTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
         """Return batches of all images, also where training drops the last incomplete batch."""
-        drops_last = self.args.dataloader_drop_last
-        self.args.dataloader_drop_last = False
-        try:
+        # The Trainer would return the persistent loader of the validation images for any data set.
+        persists = self.args.dataloader_persistent_workers and isinstance(eval_dataset, str | None)
+        with patch.multiple(self.args, dataloader_drop_last=False, dataloader_persistent_workers=persists):
             loader: Any = super().get_eval_dataloader(eval_dataset)
-            inner = getattr(loader, "base_dataloader", loader)  # which starts the workers of accelerate's loader
-            inner.worker_init_fn = partial(ignore_sigterm_during, self._is_training)
-            return loader
-        finally:
-            self.args.dataloader_drop_last = drops_last
+        inner = getattr(loader, "base_dataloader", loader)  # which starts the workers of accelerate's loader
+        inner.worker_init_fn = partial(ignore_sigterm_during, self._is_training)
+        return loader
+
+    def get_test_dataloader(self, test_dataset: Dataset[Any]) -> DataLoader[Any]:
+        """Return batches of all images, as for an evaluation."""
+        return self.get_eval_dataloader(test_dataset)
 
     # Loss and steps
 
