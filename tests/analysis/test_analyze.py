@@ -336,6 +336,10 @@ def test_what_cannot_be_done_is_said_before_any_work(saved, pictures, tmp_path, 
     for against in (None, saved):
         with pytest.raises(UserError, match=r"has weights that are NaN or infinite, so it cannot be analyzed; use a"):
             analyze(against or with_processor(diverged), pictures, out, against=against and with_processor(diverged))
+    torch.nn.init.constant_(diverged.classifier.weight, 3e38)
+    for only in ("patch_permutation", "attention_rollout"):
+        with pytest.raises(UserError, match="the model's outputs are NaN or infinite"):
+            analyze(with_processor(diverged), pictures, only=[only])
     with pytest.raises(UserError, match=r"cka_batch_size=3 is too small"):
         AnalysisSettings(cka_batch_size=3)
     assert not out.exists()

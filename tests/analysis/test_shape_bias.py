@@ -158,6 +158,10 @@ def test_what_does_not_fit_is_refused(conflicts, tmp_path):
         open_cue_conflicts(tmp_path / "nowhere")
     with pytest.raises(UserError, match="--images is missing"):
         analyze(subject(0), only=["cka"], cue_conflict=conflicts)
+    infinite = subject(0)
+    infinite.model.forward = lambda pixel_values: torch.full((len(pixel_values), len(CLASSES)), torch.inf)
+    with pytest.raises(UserError, match="the model's outputs are NaN or infinite"):
+        analyze(infinite, only=["shape_bias"], cue_conflict=conflicts)
     with pytest.raises(UserError, match=r"shape_bias cannot be applied: .* give --cue-conflict DIR"):
         analyze(subject(0), make_images(2), only=["shape_bias"])
     (conflicts / "bee" / "bee1-ant2.png").rename(conflicts / "cow" / "bee1-ant2.png")

@@ -19,6 +19,7 @@ from hf_vit.analysis.analysis import (
     draw_curves,
     round_values,
 )
+from hf_vit.evaluation.reading import check_finite
 from hf_vit.families import get_problem_type
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
@@ -143,4 +144,4 @@ def _find_logits(output: object) -> torch.Tensor | None:
 def _compute_final_output(output: object, last: torch.Tensor) -> torch.Tensor:
     """Return the logits [B, K], or the mean over positions of the last feature map [B, D, h, w]."""
     logits = _find_logits(output)
-    return (last.mean(dim=(2, 3)) if logits is None else logits).double()
+    return check_finite((last.mean(dim=(2, 3)) if logits is None else logits).double(), "outputs")

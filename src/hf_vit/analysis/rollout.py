@@ -18,6 +18,7 @@ from hf_vit.analysis.analysis import (
     forward_options,
     to_display_images,
 )
+from hf_vit.evaluation.reading import compute_logits
 from hf_vit.families import get_problem_type
 from hf_vit.models.modeling_hf_vit import AttentionMaps
 from hf_vit.results.figures import make_figure
@@ -85,7 +86,7 @@ class AttentionRollout(AttentionAnalysis):
         loaded = self.context.loaded
         if not loaded.label_sets or get_problem_type(loaded.model) == "regression":
             return []
-        best = loaded.model(pixel_values, **forward_options(loaded.model, pixel_values)).logits.argmax(-1)
+        best = compute_logits(loaded.model, pixel_values, **forward_options(loaded.model, pixel_values)).argmax(-1)
         return [loaded.label_sets[-1][number] for number in best.tolist()]
 
     def _compute_rollout(self, pixel_values: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from hf_vit.analysis.analysis import Analysis, Arrays, Context, Pictures, describe_arrays, forward_options
-from hf_vit.evaluation.reading import convert_to_scores
+from hf_vit.evaluation.reading import compute_logits, convert_to_scores
 from hf_vit.loading.optimizing import copy_optimized, describe_engine
 from hf_vit.results.figures import make_figure
 
@@ -79,8 +79,8 @@ class ShapeBias(Analysis):
         predictions: list[torch.Tensor] = []
         for pixel_values in self.batches(images=conflicts.images):
             with torch.inference_mode():
-                output = loaded.model(pixel_values, **forward_options(loaded.model, pixel_values))
-            probabilities = convert_to_scores(loaded.model, getattr(output, "logits", output))
+                logits = compute_logits(loaded.model, pixel_values, **forward_options(loaded.model, pixel_values))
+            probabilities = convert_to_scores(loaded.model, logits)
             predictions.append(decide_classes(probabilities, conflicts.labels).cpu())
         answers = torch.cat(predictions).numpy()
         counts = count_decisions(answers, conflicts.shapes, conflicts.textures, len(conflicts.classes))

@@ -286,11 +286,11 @@ def _format_size(pixel_values: Any) -> str:
     return f"{height}x{width} px"
 
 
-def compute_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
+def compute_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature", **options: Any) -> "torch.Tensor":
     """Compute the logits [B, K] (K classes) of pixel values [B, C, H, W], or of images of mixed sizes.
 
     The model runs in the dtype of its weights, as the classifiers of hf_vit, transformers and timm do; logits are
-    converted to at least float32.
+    converted to at least float32. `options` are arguments of its forward pass.
     """
     import torch
 
@@ -298,14 +298,18 @@ def compute_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeatur
 
     dtype = next(model.parameters()).dtype
     with explain_model_errors(pixel_values):
-        output = call_model(model, pixel_values.to(dtype))
+        output = call_model(model, pixel_values.to(dtype), **options)
     logits: torch.Tensor = getattr(output, "logits", output)
-    logits = logits.to(torch.promote_types(dtype, torch.float32))
-    if not bool(logits.isfinite().all()):
+    return check_finite(logits.to(torch.promote_types(dtype, torch.float32)), "outputs")
+
+
+def check_finite(values: "torch.Tensor", kind: str) -> "torch.Tensor":
+    """Return outputs or features of a model; raise UserError, which names their kind, if they are NaN or infinite."""
+    if not bool(values.isfinite().all()):
         raise UserError(
-            "the model's outputs are NaN or infinite, so its weights are damaged or diverged; use another checkpoint"
+            f"the model's {kind} are NaN or infinite, so its weights are damaged or diverged; use another checkpoint"
         )
-    return logits
+    return values
 
 
 def find_largest(values: "torch.Tensor", count: int) -> "torch.Tensor":
@@ -347,11 +351,4 @@ def compute_layer_features(
 
 def check_features(features: "torch.Tensor") -> "NDArray[np.float32]":
     """Return features [B, D] on the CPU; raise UserError if they are NaN or infinite."""
-    import numpy as np
-
-    values = features.float().cpu().numpy()
-    if not np.isfinite(values).all():
-        raise UserError(
-            "the model's features are NaN or infinite, so its weights are damaged or diverged; use another checkpoint"
-        )
-    return values
+    return check_finite(features.float(), "features").cpu().numpy()

@@ -73,9 +73,9 @@ def get_layer_tensor(output: object) -> torch.Tensor | None:
 PRE_LOGITS = "pre_logits"
 
 
-def call_model(model: nn.Module, pixel_values: torch.Tensor | BatchFeature) -> Any:
+def call_model(model: nn.Module, pixel_values: torch.Tensor | BatchFeature, **options: Any) -> Any:
     """Call a model with images of one size, [B, C, H, W], or of mixed sizes (see `keep_image_sizes`)."""
-    return model(**pixel_values) if isinstance(pixel_values, BatchFeature) else model(pixel_values)
+    return model(**pixel_values) if isinstance(pixel_values, BatchFeature) else model(pixel_values, **options)
 
 
 def refuse_dense(model: nn.Module) -> None:
