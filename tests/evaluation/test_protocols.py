@@ -10,7 +10,7 @@ from PIL import Image
 
 from hf_vit.data import ImageData
 from hf_vit.errors import UserError
-from hf_vit.evaluation import PROTOCOLS, evaluate_protocol
+from hf_vit.evaluation import PROTOCOLS, evaluate, evaluate_protocol
 from hf_vit.hub.card import render_card
 from hf_vit.results.facts import Facts, append_record, make_record
 
@@ -85,6 +85,14 @@ def test_top1_by_the_same_door(run, save_classifier, animals, tmp_path):
     assert record.data is not None
     assert record.data.size == document["data"]["size"] == 7
     assert "## Further measurements" not in (folder / "README.md").read_text()
+
+
+def test_paths_and_ranges_are_recorded(imagenet, save_classifier, animals, tmp_path):
+    data, labels, _ = imagenet()
+    evaluate(save_classifier("net", WNIDS), data, protocol="real", real_labels=labels, output=tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "real.json").read_text())["settings"] == {"real_labels": "real.json"}
+    run = evaluate(save_classifier(), animals, protocol="few-shot", shots=range(1, 3), trials=1)
+    assert run.record.values["settings"]["shots"] == [1, 2]
 
 
 def test_a_second_run_writes_the_same_bytes(run, save_classifier, animals, tmp_path):
@@ -192,7 +200,7 @@ def imagenet(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("name", [PUBLISHED, "image {:02d}"])
+@pytest.mark.parametrize("name", [PUBLISHED, f"{PUBLISHED}_n01440764", "image {:02d}"])
 def test_real_labels(imagenet, name):
     """The file's i-th list is of image i + 1, whatever class its folder is of; images without a label do not count."""
     data, labels, images = imagenet(name)
@@ -205,8 +213,8 @@ def test_real_labels(imagenet, name):
     judged = [answer in allowed for answer, allowed in zip(answers, LABELS, strict=True) if allowed]
     assert result.real == pytest.approx(np.mean(judged))
     assert result.real != result.top1
-    if name == PUBLISHED:  # fewer images are found by their published numbers
-        (data / "test" / WNIDS[0] / "ILSVRC2012_val_00000001.png").unlink()
+    if PUBLISHED in name:  # fewer images are found by their published numbers
+        (data / "test" / WNIDS[0] / f"{name.format(1)}.png").unlink()
         result = judge("real", model, data, real_labels=labels)
         judged = [answer in allowed for answer, allowed in zip(answers[1:], LABELS[1:], strict=True) if allowed]
         assert (result.num_images, result.num_labelled) == (7, 5)

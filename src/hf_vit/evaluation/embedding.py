@@ -155,9 +155,10 @@ def embed(
 ) -> Embedded:
     """Write embeddings or predictions of every image to parquet files, and resume an interrupted call.
 
-    The columns are `index` (int64, row of the split, or of the shard of a stream), `image` (last two parts of the
-    file's path, or null), `label` (name of the class), and `embedding` (D x float32, the input of the classification
-    head, or the pooled output without a head) or `labels` and `probabilities` (of the `top` classes, best first).
+    The columns are `index` (int64, row of the split, or of the shard of a stream; skipped images do not count), `image`
+    (last two parts of the file's path, or null), `label` (name of the class), and `embedding` (D x float32, the input
+    of the classification head, or the pooled output without a head) or `labels` and `probabilities` (of the `top`
+    classes, best first).
 
     Args:
         model: see `load_model`; for predictions a classifier.

@@ -13,9 +13,8 @@ from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.families import get_problem_type
 from hf_vit.hub.card_metadata import select_current
 from hf_vit.loading.optimizing import record_engine
-from hf_vit.results.facts import Facts, Record, append_record, make_record
+from hf_vit.results.facts import Facts, Record, append_record, make_record, redact_json
 from hf_vit.results.figures import save_figure
-from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import count_trained
 from hf_vit.writing import is_writable, write_atomically
 
@@ -140,8 +139,7 @@ def _make_document(run: ProtocolRun, pictures: Sequence[str]) -> str:
         "headline": run.result.headline(),
         "pictures": pictures,
     }
-    plain = json.loads(json.dumps(content, allow_nan=False))
-    return json.dumps(redact_values(plain), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(redact_json(content), indent=2, ensure_ascii=False) + "\n"
 
 
 def collect_warnings(

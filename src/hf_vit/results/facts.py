@@ -147,7 +147,7 @@ def append_record(folder: str | os.PathLike[str], record: Record) -> None:
 
 def is_recorded(folder: str | os.PathLike[str], kind: str, values: Mapping[str, Any]) -> bool:
     """Return whether a record of this kind in `folder/facts.json` contains these values."""
-    required_values = _redact_json(values)
+    required_values = redact_json(values)
     return any(
         _contains(cast(JsonValue, record.values), required_values) for record in Facts.load(folder).filter_kind(kind)
     )
@@ -187,7 +187,7 @@ def make_record(
     if kind not in KINDS:
         raise ValueError(f"the record kind {kind!r} is unknown; choose from {', '.join(KINDS)}")
     if data is not None:
-        data = DataFact.model_validate(_redact_json(data.model_dump()))
+        data = DataFact.model_validate(redact_json(data.model_dump()))
     return Record(
         kind=kind,
         command=redact_command(sys.argv if command is None else command),
@@ -197,7 +197,7 @@ def make_record(
         versions=list_versions(),
         hardware=read_hardware(device),
         seconds=None if seconds is None else round(float(seconds), 3),
-        values=cast(dict[str, JsonValue], _redact_json(values)),
+        values=cast(dict[str, JsonValue], redact_json(values)),
     )
 
 
@@ -237,10 +237,10 @@ def lock_folder(folder: str | os.PathLike[str], *, wait: bool = True) -> Generat
 
 
 def _redact_records(records: Sequence[Record]) -> list[JsonValue]:
-    return [_redact_json(record.model_dump(mode="json")) for record in records]
+    return [redact_json(record.model_dump(mode="json")) for record in records]
 
 
-def _redact_json(value: object) -> JsonValue:
+def redact_json(value: object) -> JsonValue:
     """Return a value as JSON with secrets and local paths redacted."""
     return redact_values(_to_json(value))
 

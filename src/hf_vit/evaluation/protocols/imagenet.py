@@ -25,7 +25,7 @@ from hf_vit.evaluation.reading import find_largest
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_PUBLISHED = re.compile(r"ILSVRC2012_val_0*([1-9]\d*)\.\w+")
+_PUBLISHED = re.compile(r"ILSVRC2012_val_0*([1-9]\d*)(_n\d+)?\.\w+")  # the Hub's names end in the class
 
 
 @final

@@ -236,7 +236,7 @@ def _collect_settings(name: str, function: Callable[..., Any], options: Mapping[
         remedy = f"choose --protocol {' or '.join(others)}" if others else "leave it out"
         raise UserError(f"--protocol {name} has no option {_format_options(unknown_options)}; {remedy}")
     settings = {**defaults, **options}
-    return {key: list(value) if isinstance(value, tuple | list) else value for key, value in settings.items()}
+    return {key: list(value) if isinstance(value, tuple | list | range) else value for key, value in settings.items()}
 
 
 def _format_options(names: Sequence[str]) -> str:
