@@ -476,7 +476,8 @@ VITS = (
 @pytest.mark.parametrize("choice", VITS)
 def test_from_a_vit(choice: str, tmp_path: Path):
     """A window over the whole grid leaves the logits; an axial model's blocks begin as the ViT's, twice."""
-    vit = PLAIN.build("classification", choice, dtype=torch.float64)
+    has_head = choice == "distillation" or None  # as it is by default
+    vit = PLAIN.build("classification", choice, dtype=torch.float64, use_distillation_head=has_head)
     images, given = PLAIN.images(vit.config, dtype=torch.float64), copy.deepcopy(vit.state_dict())
     wanted = vit(images).logits
     if "token" not in choice and "learned" not in choice:

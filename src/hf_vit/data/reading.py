@@ -205,10 +205,7 @@ def _divide(splits: dict[str, Any], source_name: str) -> dict[str, Any]:
     if not present:
         return splits
     if None in names:  # undivided, test images would be trained on
-        raise UserError(
-            f"'{source_name}' has the split {texts[names.index(None)]!r}, which is unknown; write train, validation or "
-            "test"
-        )
+        raise UserError(f"'{source_name}' has the split {texts[names.index(None)]!r}; write train, validation or test")
     if hasattr(table, "__len__"):
         return {split: table.select(np.flatnonzero(np.asarray(names) == split)) for split in present}
     return {split: table.filter(functools.partial(_is_of_split, split), input_columns=column) for split in present}
@@ -707,13 +704,11 @@ def _find_columns(features: "Features", name: str, selection: NamedColumns) -> C
     image = selection.image or _find_image_column(features)
     if image is None:
         raise UserError(f"{columns}, but which one holds the images is unclear; give its name with --image-column")
-    label = selection.label or _find_name(_LABEL_NAMES, features)
-    if label:
+    if label := selection.label or _find_name(_LABEL_NAMES, features):
         return Columns(image, (label,), selection.indicators)
     for json_column in ("json", "jsn"):  # webdataset
         fields: Any = features.get(json_column)
-        label = _find_name(_LABEL_NAMES, fields) if isinstance(fields, dict) else None
-        if label:
+        if isinstance(fields, dict) and (label := _find_name(_LABEL_NAMES, fields)):
             return Columns(image, (json_column, label))
     classes = [column for column, feature in features.items() if isinstance(feature, ClassLabel)]
     if len(classes) == 1:

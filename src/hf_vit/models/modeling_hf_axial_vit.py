@@ -202,9 +202,9 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
     def from_vit(cls, checkpoint: str | HfViTForImageClassification, **overrides: Any) -> Self:
         """Start from a plain ViT: its blocks are copied into both axes, for fine-tuning at high resolution.
 
-        A grid has no class token and no registers, so these are dropped with their positions, and token pooling becomes
-        GAP. Given periods of a rotation are dropped too, as a line has one axis. Use `resize_to` to change the image
-        size afterwards.
+        A grid has no special tokens, so these are dropped with their positions and their head, and token pooling
+        becomes GAP. Given periods of a rotation are dropped too, as a line has one axis. Use `resize_to` to change the
+        image size afterwards.
 
         Args:
             checkpoint: a `HfViTForImageClassification`, or an argument of its `from_pretrained`.
@@ -225,7 +225,7 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
         changed_fields = {
             "pooling": "map" if vit.config.pooling.startswith("map") else "gap",
             **{"use_class_token": None, "use_distillation_token": False, "num_register_tokens": 0},
-            **{"rotary_register_base": None, "rotary_periods": None},
+            **{"use_distillation_head": None, "rotary_register_base": None, "rotary_periods": None},
         }
         model, vit = cls._from_fields_of(vit, **changed_fields | overrides)
         vit_weights = vit.state_dict()
