@@ -25,7 +25,7 @@ _Size = Count | dict[str, Count]
 RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-CLIP_PIXELS: Fields = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, "resample": 3, "do_convert_rgb": True}
+CLIP_PIXELS: Fields = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, "resample": 3}
 IMAGENET_PIXELS = CLIP_PIXELS | {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
 # Preprocessing of Google's code and of most others.
 ORIGINAL_PIXELS = "pixels in [-1, 1], resized bilinearly"
@@ -102,13 +102,12 @@ class TransformersPixels(BaseModel):
     do_normalize: bool | None = None
     image_mean: list[Number] | None = None
     image_std: list[Positive] | None = None
-    do_convert_rgb: bool | None = None
     do_pad: bool | None = None
     max_num_patches: Count | None = None
 
 
-_COMMON: Fields = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_convert_rgb": True}
-_CROPPED: Fields = {"resample": 3, "do_center_crop": True, "do_convert_rgb": True}
+_COMMON: Fields = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_CROPPED: Fields = {"resample": 3, "do_center_crop": True}
 _CLIP = {**_CROPPED, "size": {"shortest_edge": 224}, "crop_size": 224, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
 # Kind of processor (class name without its suffix) -> its defaults.
 _PROCESSORS: dict[str, Fields] = {
@@ -174,7 +173,7 @@ def from_timm(pretrained: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fi
     The argument img_size of the model applies if the model takes no other size than that of its pretrained_cfg.
     """
     pixels = validate_values(TimmPixels, pretrained, "config.json")
-    channels, height, width = pixels.input_size
+    _, height, width = pixels.input_size
     takes_other_sizes = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
     if pixels.fixed_input_size and not takes_other_sizes and arguments.get("img_size") is not None:
         height, width = read_size(arguments["img_size"])
@@ -193,7 +192,6 @@ def from_timm(pretrained: Mapping[str, Any], arguments: Mapping[str, Any]) -> Fi
         "resample": RESAMPLE[interpolation],
         "image_mean": pixels.mean or IMAGENET_MEAN,
         "image_std": pixels.std or IMAGENET_STD,
-        "do_convert_rgb": channels == 3,
     }
 
 

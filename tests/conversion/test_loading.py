@@ -114,13 +114,16 @@ PROCESSORS = {
     "clip": transformers.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=12),
     "siglip": transformers.SiglipImageProcessor(size=16),
     "bit": transformers.BitImageProcessor(size={"shortest_edge": 16}, crop_size=12),
+    "gray": ViTImageProcessor(size={"height": 12, "width": 12}, image_mean=[0.4], image_std=[0.2]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", PROCESSORS)
 def test_pixels_are_those_of_transformers(case: str, photo: Image.Image, tmp_path: Path):
-    of_transformers("ViTModel").save_pretrained(tmp_path)
     processor = PROCESSORS[case]
+    num_channels = len(processor.image_mean)
+    of_transformers("ViTModel", num_channels=num_channels).save_pretrained(tmp_path)
+    photo = photo if num_channels == 3 else photo.convert("L")
     processor.save_pretrained(tmp_path)
     found = hf_vit.image_processor_from_hub(tmp_path)
     assert hf_vit.from_hub(tmp_path).config.image_mean == tuple(found.image_mean)
