@@ -269,7 +269,9 @@ def read_config(companions: Companions, model_types: tuple[str, ...], ignored: C
         fields["patch_size"] = shorten_pair(read_size(values["patch_size"]))
     size = read_size(values.get("image_size"))
     labels = _read_config_labels(validated.id2label or {})
-    processor = _assume_processor(model_type, size) if companions.processor is None else companions.processor
+    processor = companions.processor
+    if processor is None and values.get("num_channels", 3) == 3:  # released models take colors
+        processor = _assume_processor(model_type, size)
     return Declared(fields, size, labels, None if processor is None else from_transformers(processor))
 
 
@@ -298,6 +300,7 @@ def _read_config_labels(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
 def _assume_processor(model_type: str, size: Pair) -> Fields | None:
     """Return the fields of released models' preprocessor_config.json for (height, width); None if they have none."""
     whole_image = {"height": size[0], "width": size[1]}
+    enlarged = {side: 256 * length // 224 for side, length in whole_image.items()}
     shortest, colors = {"shortest_edge": min(size)}, {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
     processors: dict[str, Fields] = {
         "clip": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
@@ -306,5 +309,7 @@ def _assume_processor(model_type: str, size: Pair) -> Fields | None:
         "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **colors},
         "aimv2": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
         "dinov3_vit": {"image_processor_type": "DINOv3ViTImageProcessor"},
+        "deit": {"image_processor_type": "DeiTImageProcessor", "size": enlarged, "crop_size": whole_image, **colors},
+        **{name: {"size": whole_image, **colors} for name in ("vit_mae", "vit_msn", "ijepa")},
     }
     return processors.get(re.sub(r"_vision_model|_with_registers", "", model_type))

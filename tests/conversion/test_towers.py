@@ -301,12 +301,16 @@ def test_pixels_come_along(tmp_path: Path):
         "Siglip2VisionModel": ({"height": 64, "width": 64}, None, [0.5] * 3, 2),
         "Dinov2Model": ({"shortest_edge": 256}, {"height": 224, "width": 224}, IMAGENET_MEAN, 3),
         "DINOv3ViTModel": ({"height": 224, "width": 224}, None, IMAGENET_MEAN, 2),
+        "DeiTModel": ({"height": 13, "width": 13}, {"height": 12, "width": 12}, IMAGENET_MEAN, 3),
+        "ViTMAEModel": ({"height": 12, "width": 12}, None, IMAGENET_MEAN, 2),
     }
     for name, (size, crop, mean, resample) in expected.items():
         of_transformers(name).save_pretrained(tmp_path / name)
         found = hf_vit.image_processor_from_hub(tmp_path / name)
         assert (dict(found.size), list(found.image_mean), found.resample) == (size, mean, resample), name
         assert (dict(found.crop_size) if found.do_center_crop else None) == crop
+    of_transformers("ViTMAEModel", num_channels=1).save_pretrained(tmp_path / "gray")
+    assert list(hf_vit.image_processor_from_hub(tmp_path / "gray").image_mean) == [0.5]
 
 
 def test_pixels_of_a_processor_of_images_and_texts(tmp_path: Path):
