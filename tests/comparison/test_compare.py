@@ -430,7 +430,7 @@ def test_a_probe_that_never_saw_a_class_has_no_loss(knows_all, saved, data):
     assert found.loss is None or found.loss < 100
 
 
-def test_timm_by_folder_and_by_file(saved, data):
+def test_timm_by_folder_and_by_file(saved, data, tmp_path):
     folder = saved.folder("efficientnet")
     sources = [str(folder), f"timm:test_efficientnet@{folder / 'model.safetensors'}"]
     pixel_values = torch.rand(2, 3, zoo.SIDE, zoo.SIDE)
@@ -438,6 +438,10 @@ def test_timm_by_folder_and_by_file(saved, data):
     assert by_file.name == "timm:test_efficientnet@model.safetensors", "without folders, which results do not keep"
     with torch.no_grad():
         assert torch.equal(by_folder.model(pixel_values), by_file.model(pixel_values))
+        body = {name: value for name, value in by_file.model.state_dict().items() if not name.startswith("classifier.")}
+        torch.save(body, tmp_path / "body.pth")
+        features = load_model(f"timm:test_efficientnet@{tmp_path / 'body.pth'}").model(pixel_values)
+        assert torch.equal(features, compute_pre_logits(by_file.model, pixel_values))
     with pytest.raises(UserError, match="has no class names; give a classifier that has them; or add --probe"):
         choose_classifier(by_file, data, probe=False)
     for mistake in ("test_efficientnet@nowhere.pth", "test_resnet@" + sources[1].partition("@")[2]):

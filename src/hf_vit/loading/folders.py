@@ -192,8 +192,7 @@ def _load_from_file(architecture: str, file: str) -> nn.Module:
     weights = load_state_dict(str(path))
     classifier = config.classifier if config else None
     head = weights.get(f"{classifier if isinstance(classifier, str) else (classifier or [''])[0]}.weight")
-    options: dict[str, Any] = {} if head is None else {"num_classes": len(head)}
-    return timm.create_model(architecture, checkpoint_path=str(path), **options)
+    return timm.create_model(architecture, checkpoint_path=str(path), num_classes=0 if head is None else len(head))
 
 
 def get_timm_label_names(model: nn.Module) -> list[list[str]]:
