@@ -268,7 +268,8 @@ def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, f
     _refuse_inapplicable(settings, layout)
     source_has_head = "head" in layout.parts and not settings.drop_pre_logits
     has_head = source_has_head or settings.new_head
-    assumed = layout.list_assumptions()
+    tells = origin.parts_that_tell
+    assumed = {name: text for name, text in origin.assumed.items() if not layout.parts & tells.get(name, set())}
     fields = _build_fields(layout, declared, settings, assumed)
     fields |= _read_fields(layout, companions)
     fields |= _make_label_fields(layout.dims["L"] if source_has_head else None, declared, settings)
@@ -454,11 +455,6 @@ class Layout:
             if part not in self.parts:
                 axes = [replacements.get(axis, axis) for axis in axes]
         return [split_axis(axis) for axis in axes]
-
-    def list_assumptions(self) -> dict[str, str]:
-        """Return field -> what the origin assumes for it, without the fields that optional parts of the file show."""
-        tells = self.origin.parts_that_tell
-        return {name: text for name, text in self.origin.assumed.items() if not self.parts & tells.get(name, set())}
 
     @property
     def representation(self) -> set[str]:

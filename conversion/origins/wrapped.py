@@ -18,7 +18,7 @@ _PREFIX = re.compile(rf"(?:(?:{'|'.join(WRAPPERS)})\.)*")
 OTHER_KEYS = {
     r"(optimizer|lr_scheduler|scheduler|scaler|loss_scaler|fp16_scaler|amp)(\..+)?": "state of the optimizer",
     r"(optimizer_states|lr_schedulers|amp_scaler|MixedPrecision\w*)(\..+)?": "state of the optimizer",
-    r"(epoch|step|global_step|args|dino_loss|best_acc1)(\..+)?": "training progress",
+    r"(epoch|step|global_step|n_averaged|args|dino_loss|best_acc1)(\..+)?": "training progress",
     r"(callbacks|loops|hyper_parameters|datamodule_hyper_parameters|metric)(\..+)?": "training progress",
     r"student\..+": "the student of a self-distillation, whose teacher is converted",
     r"model_ema\..+": "moving average (EMA) of the model that is converted",

@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from timm.layers import BatchNormAct2d, GluMlp
 from timm.models.mlp_mixer import Affine, ResBlock
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from transformers import AutoImageProcessor, ViTImageProcessor, ViTModel
 
 import hf_vit
@@ -440,6 +441,7 @@ def lightning(model: nn.Module) -> dict[str, Any]:
 WRAPPED: dict[str, tuple[Callable[[nn.Module], dict], str, dict[str, int]]] = {
     "timm": (lambda model: model.state_dict(), "timm_vit", {}),
     "module": (lambda model: {f"module.{name}": value for name, value in model.state_dict().items()}, "timm_vit", {}),
+    "an average of torch": (lambda model: AveragedModel(model).state_dict(), "timm_vit", {"training progress": 1}),
     "compiled in parallel": (lambda model: {f"module._orig_mod.{name}": value for name,
         value in model.state_dict().items()}, "timm_vit", {}),
     "Lightning": (lightning, "timm_vit", {"state of the optimizer": 1, "training progress": 1}),
