@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.overrides import TorchFunctionMode
 from torchvision.ops import batched_nms
 from transformers import ViTImageProcessor
 
@@ -285,6 +286,30 @@ def test_one_tile_is_torchvisions_batched_nms():
     assert torch.equal(joined["scores"], scores[kept])
     none = {"boxes": torch.zeros(0, 4), "scores": torch.zeros(0), "labels": torch.zeros(0, dtype=torch.int64)}
     assert Tiles((100, 100), (50, 50)).join_boxes([none] * 4)["boxes"].shape == (0, 4)
+
+
+def test_many_boxes_of_half_precision_are_joined_in_little_memory():
+    """As a detector that keeps every box finds on a satellite's image; n x n boxes would be many gigabytes."""
+
+    class Largest(TorchFunctionMode):
+        values = 0
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            self.values = max(self.values, result.numel() if isinstance(result, torch.Tensor) else 0)
+            return result
+
+    tiles, random = Tiles((640, 640), (64, 64), 16), torch.Generator().manual_seed(0)
+    found = []
+    for _ in tiles.boxes:
+        corners = torch.rand(20, 2, generator=random) * 60
+        boxes, labels = torch.cat([corners, corners + 4], 1), torch.arange(20)
+        found.append({"boxes": boxes, "scores": torch.rand(20, generator=random).bfloat16(), "labels": labels})
+    with Largest() as largest:
+        joined = tiles.join_boxes(found)
+    assert len(joined["boxes"]) > 3000
+    assert largest.values < len(joined["boxes"]) ** 2
+    assert joined["scores"].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

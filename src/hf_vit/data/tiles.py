@@ -13,6 +13,7 @@ from hf_vit.errors import UserError
 
 # A box at a tile's inner edge is dropped if a larger box of its class covers this share of it.
 _COVERED = 0.8
+_COMPARED_AT_ONCE = 256  # boxes at an edge, each with all others
 
 
 @dataclass(frozen=True)
@@ -145,10 +146,12 @@ class Tiles:
         boxes, at_edge = torch.cat(boxes_of_tiles), torch.cat(at_edge_of_tiles)
         scores, labels = (torch.cat([objects[name] for objects in found]) for name in ("scores", "labels"))
         # Boxes at an edge come last, because a part with a higher score would suppress the whole object.
-        best = batched_nms(boxes, scores - at_edge.to(scores), labels, iou_threshold)
+        best = batched_nms(boxes.float(), scores.float() - at_edge.float(), labels, iou_threshold)
         best = best[scores[best].argsort(descending=True, stable=True)]
         boxes, scores, labels, at_edge = (values[best] for values in (boxes, scores, labels, at_edge))
-        is_complete = ~(at_edge & _find_parts(boxes, labels))
+        is_complete = ~at_edge
+        for rows in at_edge.nonzero()[:, 0].split(_COMPARED_AT_ONCE):
+            is_complete[rows] = ~_are_parts(rows, boxes, labels)
         return {"boxes": boxes[is_complete], "scores": scores[is_complete], "labels": labels[is_complete]}
 
     @property
@@ -187,14 +190,13 @@ class Tiles:
         return (is_at_edge & torch.tensor(inner, device=boxes.device)).any(-1)
 
 
-def _find_parts(boxes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return for each of n boxes, [n, 4], whether it lies for the most part in a larger box of its class, [n]."""
+def _are_parts(rows: torch.Tensor, boxes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return for m rows of n boxes, [n, 4], whether each lies for the most part in a larger box of its class, [m]."""
     from torchvision.ops import box_area
 
-    top_left = torch.maximum(boxes[:, None, :2], boxes[None, :, :2])
-    bottom_right = torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
+    top_left = torch.maximum(boxes[rows, None, :2], boxes[:, :2])  # [m, n, 2]
+    bottom_right = torch.minimum(boxes[rows, None, 2:], boxes[:, 2:])
     intersections = (bottom_right - top_left).clamp(min=0).prod(-1)
     areas = box_area(boxes)
-    # [n, n]: rows are the boxes, columns the boxes they are compared with.
-    is_larger = (areas[None, :] > areas[:, None]) & (labels[:, None] == labels[None, :])
-    return (is_larger & (intersections >= _COVERED * areas[:, None])).any(1)
+    is_larger = (areas > areas[rows, None]) & (labels == labels[rows, None])
+    return (is_larger & (intersections >= _COVERED * areas[rows, None])).any(1)
