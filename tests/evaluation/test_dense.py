@@ -1,6 +1,7 @@
 """Segmentation and detection: metrics against other computations, answers in the image's coordinates, tiles."""
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,13 @@ from datasets import Dataset
 from dense_heads import batch_for, build
 from PIL import Image
 from torch import nn
-from transformers import DetrImageProcessor, Mask2FormerImageProcessor, SegformerImageProcessor
+from transformers import (
+    DetrImageProcessor,
+    Mask2FormerImageProcessor,
+    MobileNetV2ImageProcessor,
+    SegformerImageProcessor,
+    YolosImageProcessor,
+)
 from transformers.modeling_outputs import SemanticSegmenterOutput
 
 import hf_vit
@@ -356,7 +363,10 @@ class ColourForSemanticSegmentation(OfThreeColours):
 class BrightForObjectDetection(OfThreeColours):
     """One box around what is bright, of the class "green"; nothing where nothing is."""
 
-    def forward(self, pixel_values):
+    def forward(self, pixel_values, pixel_mask=None):
+        height, width = pixel_values.shape[2:]
+        if pixel_mask is not None:  # what is padding is 0 anyway
+            assert (pixel_values[~pixel_mask[:, None].bool().expand_as(pixel_values)] == 0).all()
         logits = torch.tensor([0.0, 0.0, 0.0, 9.0]).repeat(len(pixel_values), 1, 1)
         boxes = torch.zeros(len(pixel_values), 1, 4)
         for index, image in enumerate(pixel_values):
@@ -364,7 +374,8 @@ class BrightForObjectDetection(OfThreeColours):
             if len(rows):
                 logits[index, 0] = torch.tensor([0.0, 9.0, 0.0, 0.0])
                 x1, y1, x2, y2 = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
-                boxes[index, 0] = torch.stack([(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1]) / SIDE
+                sides = torch.tensor([width, height, width, height])
+                boxes[index, 0] = torch.stack([(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1]) / sides
         return SimpleNamespace(logits=self.scale * logits, pred_boxes=boxes)
 
 
@@ -400,3 +411,27 @@ def test_an_object_is_one_box(tmp_path, box):
     (only,) = answer.answers
     assert (only["label"], only["box"]) == ("green", pytest.approx(box, abs=1e-3))
     assert answer.mask is None
+
+
+@pytest.mark.parametrize("kind", [DetrImageProcessor, YolosImageProcessor])
+def test_boxes_in_a_padded_image_are_those_of_the_image(kind):
+    """As transformers' guide to object detection prepares images: the longer side fills a square."""
+    array = np.zeros((64, 128, 3), dtype=np.uint8)
+    array[24:48, 32:96] = 255
+    fitted = dict(size={"max_height": SIDE, "max_width": SIDE}, pad_size={"height": SIDE, "width": SIDE}, do_pad=True)
+    model = BrightForObjectDetection(), kind(**{**TILED, **fitted})
+    (answer,) = predict(model, Image.fromarray(array))
+    assert [each["box"] for each in answer.answers] == [pytest.approx((32, 24, 96, 48), abs=1e-3)]
+
+
+def test_a_processor_that_crops_images_is_refused():
+    """As those of MobileViT and MobileNetV2 do; the classes of the crop would be stretched over the image."""
+    image, model = Image.new("RGB", (2 * SIDE, SIDE), "red"), ColourForSemanticSegmentation()
+    kind, side = MobileNetV2ImageProcessor, {"height": SIDE, "width": SIDE}
+    cropping, whole = kind(size={"shortest_edge": SIDE}, crop_size=side), kind(size=side, do_center_crop=False)
+    table = {"test": Dataset.from_dict({"image": [image], "mask": [Image.new("L", image.size)]})}
+    data = ImageData("one", "0" * 16, table, list(COLORS.values()), target="mask")
+    for run in (predict, partial(evaluate_protocol, "segmentation")):
+        with pytest.raises(UserError, match="crops images, but not their masks and boxes; set its do_center_crop"):
+            run((model, cropping), image if run is predict else data)
+    assert predict((model, whole), image)[0].mask.shape == (SIDE, 2 * SIDE)

@@ -306,6 +306,15 @@ def refuse_own_shapes(processor: Any, purpose: str, *_: Any) -> None:
         )
 
 
+def refuse_crops(processor: Any) -> None:
+    """Raise a UserError if an image processor crops images."""
+    if getattr(processor, "do_center_crop", None):
+        raise UserError(
+            "the image processor crops images, but not their masks and boxes; set its do_center_crop to False and "
+            "its size to that of the crop"
+        )
+
+
 def fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
     """Return the largest patch grid (h, w) with the aspect ratio of an image of `size`, (height, width) px.
 
@@ -496,11 +505,7 @@ class DenseEvalTransform(_FixedTransform):
     """
 
     def __init__(self, processor: "BaseImageProcessor", target: Target) -> None:
-        if getattr(processor, "do_center_crop", None):
-            raise UserError(
-                "the image processor crops images, but not their masks and boxes; set its do_center_crop to False and "
-                "its size to that of the crop"
-            )
+        refuse_crops(processor)
         self.target: Target = target
         self._images = EvalTransform(processor)
 

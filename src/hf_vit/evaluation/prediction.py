@@ -24,7 +24,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import compute_scores, explain_memory_errors, find_largest, read_and_prepare
 from hf_vit.families import get_problem_type
 from hf_vit.loading.model import LoadedModel, get_label_names
-from hf_vit.loading.outputs import detect, get_dense_task, pads_images, segment
+from hf_vit.loading.outputs import detect, get_dense_task, limit_batch, segment
 from hf_vit.repositories.stores import StoreError, is_folder, is_store_url, match_objects, to_path, write_object
 from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import Facts, as_fraction
@@ -266,7 +266,7 @@ def iterate_predictions(
     files = list(list_image_files(paths))
     prepare = loaded.prepare
     if get_dense_task(loaded.model) is not None:
-        count = 1 if pads_images(loaded.processor) else batch_size
+        count = limit_batch(loaded.processor, batch_size)
         work = _DensePredictions(count, skip_bad_images, None, threshold, tiles)
         prepare = list  # it prepares the images, or their tiles, itself
     elif loaded.label_sets:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import BatchFeature
 
+from hf_vit.data.transforms import refuse_crops
 from hf_vit.errors import UserError
 from hf_vit.families import DenseTask, find_family
 from hf_vit.models.configuration_hf_vit import as_pair
@@ -295,12 +297,14 @@ def get_dense_task(model: nn.Module | str) -> DenseTask | None:
     return next((task for ending, task in TASKS.items() if name.endswith(ending)), None)
 
 
-def pads_images(processor: Any) -> bool:
-    """Return whether a processor has no fixed size, so that those of DETR and Mask2Former pad the images of a batch.
+def limit_batch(processor: Any, batch_size: int) -> int:
+    """Return how many images `segment` and `detect` take at once; raise UserError for a processor that crops them.
 
-    Such images run one by one, because `segment` and `detect` take no masks of the padding.
+    Without a fixed size, the processors of DETR and Mask2Former pad the images of a batch, and no mask tells the model.
     """
-    return not all((getattr(processor, "size", None) or {}).get(side) for side in ("height", "width"))
+    refuse_crops(processor)
+    size = getattr(processor, "size", None) or {}
+    return batch_size if size.get("height") and size.get("width") else 1
 
 
 @torch.no_grad()
@@ -332,13 +336,22 @@ def detect(
         For every image boxes [n, 4] (x1, y1, x2, y2 in px of the image), labels [n] and scores [n] in descending order;
         for a Mask R-CNN with masks also masks [n, H, W], bool.
     """
-    targets = [(int(height), int(width)) for height, width in sizes]
-    options = {"target_sizes": targets} if isinstance(model, HfMaskRCNNForObjectDetection) else {}
-    return compute_detections(model(pixel_values=pixel_values, **options), processor, targets, threshold)
+    targets: list[Any] = [(int(height), int(width)) for height, width in sizes]
+    inputs: dict[str, Any] = {"pixel_values": pixel_values}
+    if isinstance(model, HfMaskRCNNForObjectDetection):
+        inputs["target_sizes"] = targets
+    elif getattr(processor, "do_pad", None) and getattr(processor, "pad_size", None):
+        # The boxes are shares of the padded image, in which the mask shows where the image is.
+        blank_images = [np.zeros((*size, 3), dtype=np.uint8) for size in targets]
+        inputs["pixel_mask"] = processor(images=blank_images, return_tensors="pt")["pixel_mask"].to(pixel_values.device)
+        for index, mask in enumerate(inputs["pixel_mask"].float()):
+            height, width = targets[index]
+            targets[index] = height / float(mask[:, 0].mean()), width / float(mask[0].mean())
+    return compute_detections(model(**inputs), processor, targets, threshold)
 
 
 def compute_detections(
-    outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]], threshold: float = 0.0
+    outputs: Any, processor: Any, sizes: Sequence[tuple[float, float]], threshold: float = 0.0
 ) -> list[dict[str, torch.Tensor]]:
     """Compute detections from a model's outputs, see `detect`; those of Mask R-CNN keep their sizes."""
     if isinstance(outputs, HfMaskRCNNOutput):

@@ -27,7 +27,7 @@ from hf_vit.evaluation.protocols.frame import (
 )
 from hf_vit.evaluation.reading import Collate
 from hf_vit.loading.model import get_label_names, match_labels
-from hf_vit.loading.outputs import detect, get_dense_task, pads_images, segment
+from hf_vit.loading.outputs import detect, get_dense_task, limit_batch, segment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -244,8 +244,7 @@ def predict_dense(
     """Iterate over (index, image, truth, prediction) of all evaluated images; `predict` is `segment` or `detect`."""
     loaded = examination.loaded
     index = 0
-    if pads_images(loaded.processor):
-        examination = replace(examination, batch_size=1)
+    examination = replace(examination, batch_size=limit_batch(loaded.processor, examination.batch_size))
     collate = collate_class(loaded.prepare, match_labels(examination.data.label_names, names))
     with torch.inference_mode():
         for pixel_values, truths, images in examination.iterate(collate):
