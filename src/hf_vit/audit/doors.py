@@ -338,7 +338,7 @@ def _compare(door: Door, reference: list[Entries], answers: list[Entries], kind:
             return door.model_copy(update={"largest_difference": float("inf")})
         values, others = (np.array([score for _, score in entries]) for entries in (expected, answer))
         scale = max(1.0, float(np.abs(values).max()))
-        largest = max(largest, float(np.abs(values - others).max() / scale))
+        largest = float(np.maximum(largest, np.abs(values - others).max() / scale))  # NaN stays
         if kind == "multi_label_classification":
             equal += bool(((values >= 0.5) == (others >= 0.5)).all())
         else:
