@@ -596,6 +596,9 @@ def test_the_cards_code_is_predict(
         settings = json.loads((folder / "preprocessor_config.json").read_text())
         (folder / "preprocessor_config.json").write_text(json.dumps(settings | {"max_num_patches": 12}))
         photographs = [photograph.crop((0, 0, 32, 12)) for photograph in photographs]
+    card = render_card(folder)
+    assert ("`pipeline` resizes all to one size, and it differs" in card) == own_shape
+    assert ("hf-vit page" in card) == (architecture != "transformers" and not own_shape)
     code = make_example(read_config(folder), str(folder), architecture, own_shape)
     preparing = code[code.index("image =") : code.index("outputs =")]
     monkeypatch.chdir(tmp_path)

@@ -92,14 +92,17 @@ def _make_usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[s
     """Return the card's examples: with hf_vit, with the code beside the weights, and the commands."""
 
     def make_block(architecture: Architecture) -> Markdown:
-        return format_code_block(make_example(config, name, architecture, keeps_shapes(folder)), "python")
+        return format_code_block(make_example(config, name, architecture, not is_resized), "python")
 
     has_commands = config.own_class is None  # commands run no code from a model folder
-    has_page = config.is_ours and config.is_classifier and not config.is_regression and has_commands
+    # A page, and transformers' pipeline of our models, resize images to one size.
+    is_resized = not (config.is_ours and keeps_shapes(folder))
+    has_page = config.is_ours and config.is_classifier and not config.is_regression and has_commands and is_resized
     has_code = any((folder / f"{target.partition('.')[0]}.py").is_file() for target in config.code_targets)
     quoted_name = shlex.quote(name)
     return {
         "is_ours": config.is_ours,
+        "is_resized": is_resized,
         "example": make_block("hf_vit" if config.is_ours else "transformers"),
         "example_without_package": make_block("remote code") if config.is_ours and has_code else None,
         "verify_command": format_code_span(f"hf-vit verify {quoted_name} --results") if "/" in name else None,
