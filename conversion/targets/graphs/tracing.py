@@ -160,14 +160,13 @@ def export_onnx_program(
     `lower_opset` must then convert the operators that torch cannot write in `opset`; about sizes see
     `needs_whole_patches`.
     """
-    traced_opset = None if opset is None else max(opset, TORCHS_OLDEST_OPSET)
-    if size is not None:
-        return export_onnx_of_batches(module, torch.zeros(2, config.num_channels, *size), output_names, traced_opset)
-    height, width = choose_traced_size(config.grid, config.patch_stride)
-    dims: dict[int, Any] = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-    if needs_whole_patches(config):
+    height, width = size or choose_traced_size(config.grid, config.patch_stride)
+    dims: dict[int, Any] = {0: Dim.DYNAMIC}
+    if size is None and needs_whole_patches(config):
         stride_h, stride_w = config.patch_stride
         dims |= {2: stride_h * Dim("rows"), 3: stride_w * Dim("columns")}
+    elif size is None:
+        dims |= {2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
     with torch.no_grad(), _ReplacedOperators():
         program = torch.export.export(
             module,
@@ -176,15 +175,13 @@ def export_onnx_program(
             strict=False,
             prefer_deferred_runtime_asserts_over_guards=True,  # guards would fail at sizes other than the nominal one
         )
+    traced_opset = None if opset is None else max(opset, TORCHS_OLDEST_OPSET)
     return _export(program, output_names=output_names, opset_version=traced_opset)
 
 
-def export_onnx_of_batches(
-    module: nn.Module, example: torch.Tensor, output_names: Sequence[str], opset: int | None = None
-) -> ONNXProgram:
+def export_onnx_of_batches(module: nn.Module, example: torch.Tensor, output_names: Sequence[str]) -> ONNXProgram:
     """Export a module that takes a tensor like `example` [B, ...] to ONNX, for any B."""
-    shapes = ({0: Dim("batch")},)
-    return _export(module, (example,), output_names=output_names, dynamic_shapes=shapes, opset_version=opset)
+    return _export(module, (example,), output_names=output_names, dynamic_shapes=({0: Dim("batch")},))
 
 
 def _export(*arguments: Any, **options: Any) -> ONNXProgram:
