@@ -18,6 +18,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 import torch
+from comparison import zoo
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 from results.test_writing import left_by
@@ -317,11 +318,17 @@ def test_a_folder_that_an_earlier_version_began_goes_on(model, images, tmp_path)
     assert set(settings) == {"predictions", "top", "batch_size", "rows_per_file", "streaming"}, "those of 0.2"
 
 
-def test_another_image_processor_does_not_go_on(model, images, tmp_path):
-    shutil.copytree(model, tmp_path / "model")
+@pytest.mark.parametrize("library", ["transformers", "timm"])
+def test_another_image_processor_does_not_go_on(library, model, images, tmp_path):
+    if library == "timm":
+        zoo.save("efficientnet", tmp_path / "model", ["ant", "bee"])
+    else:
+        shutil.copytree(model, tmp_path / "model")
     embed(str(tmp_path / "model"), str(images), tmp_path / "out")
-    file = tmp_path / "model" / "preprocessor_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.1, 0.2, 0.3]}))
+    file = tmp_path / "model" / ("config.json" if library == "timm" else "preprocessor_config.json")
+    content = json.loads(file.read_text())
+    content.get("pretrained_cfg", {})["mean"] = content["image_mean"] = [0.1, 0.2, 0.3]
+    file.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"was started with processor=.*; give the same value"):
         embed(str(tmp_path / "model"), str(images), tmp_path / "out")
 

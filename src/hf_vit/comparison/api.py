@@ -18,7 +18,6 @@ from typing import Any, cast, final
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
 from hf_vit.comparison.result_files import (
@@ -97,10 +96,7 @@ def describe_inputs(
     fact = DataFact(name=data.name, fingerprint=data.fingerprint, split=split, size=data.num_examples(split))
     all_settings = settings.kept() | {"image_size": list(image_size) if image_size else None}
     description = loaded.describe()
-    # How a processor prepares an image with edges and colors depends on its resizing, cropping and scaling.
-    picture = Image.effect_mandelbrot((96, 80), (-2, -1.2, 0.6, 1.2), 60).convert("RGB")
-    prepared_bytes = (loaded.prepare([picture]) * 100).round().to(torch.int32).numpy().tobytes()
-    fingerprint = hashlib.sha256(description["fingerprint"].encode() + prepared_bytes).hexdigest()[:16]
+    fingerprint = hashlib.sha256(description["fingerprint"].encode() + loaded.prepare_probe()).hexdigest()[:16]
     model = JudgedModel(name=loaded.name, kind=description["kind"], fingerprint=fingerprint, judged_by=classifier)
     return ComparisonInputs(model=model, data=fact, settings=all_settings)
 

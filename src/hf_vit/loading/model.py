@@ -37,6 +37,8 @@ from hf_vit.loading.graphs import GraphForImageClassification, find_graph, pad_t
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.reading import CONFIG
 
+PROBE = Image.effect_mandelbrot((96, 80), (-2, -1.2, 0.6, 1.2), 60).convert("RGB")
+
 
 def get_label_names(model: nn.Module) -> list[str]:
     """Return a classifier's class names from its config (`id2label`), in the order of its logits."""
@@ -204,11 +206,15 @@ class LoadedModel:
         return digest.hexdigest()[:16]
 
     @property
-    def processor_fingerprint(self) -> str | None:
-        """16 hexadecimal digits of a hash over the fields of the image processor; None if it has none."""
-        if not hasattr(self.processor, "to_json_string"):
-            return None
-        return hashlib.sha256(self.processor.to_json_string().encode()).hexdigest()[:16]
+    def processor_fingerprint(self) -> str:
+        """16 hexadecimal digits of a hash over the fields of the image processor; for timm over prepared pixels."""
+        has_fields = hasattr(self.processor, "to_json_string")
+        content = self.processor.to_json_string().encode() if has_fields else self.prepare_probe()
+        return hashlib.sha256(content).hexdigest()[:16]
+
+    def prepare_probe(self) -> bytes:
+        """Return a prepared picture, whose edges and colors depend on resizing, cropping and scaling, to two digits."""
+        return (self.prepare([PROBE]) * 100).round().to(torch.int32).numpy().tobytes()
 
     def describe(self) -> dict[str, str]:
         """Return name, kind and fingerprint for records, and the source format of a converted checkpoint."""

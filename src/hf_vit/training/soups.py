@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from PIL import Image
 from torch import nn
 
 from hf_vit.conversion.progress import quiet_transformers
@@ -19,7 +18,7 @@ from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.card import write_card
 from hf_vit.hub.card_metadata import find_common_license
-from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.model import PROBE, LoadedModel, load_model
 from hf_vit.loading.pixels import keep_own_sizes
 from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import append_record, make_record
@@ -202,10 +201,9 @@ def _require_same_config(first: LoadedModel, other: LoadedModel) -> None:
     other_fields: dict[str, Any] = cast(Any, other.model).config.to_dict()
     names = sorted({*fields, *other_fields} - _IRRELEVANT)
     different = [name for name in names if fields.get(name) != other_fields.get(name)]
-    picture = Image.effect_mandelbrot((96, 80), (-2, -1.2, 0.6, 1.2), 60).convert("RGB")
     # By the processor itself, as that of a SigLIP 2 keeps the shapes of images, which `prepare` refuses.
     pixels, other_pixels = (
-        model.processor(images=picture, return_tensors="pt")["pixel_values"] for model in (first, other)
+        model.processor(images=PROBE, return_tensors="pt")["pixel_values"] for model in (first, other)
     )
     if pixels.shape != other_pixels.shape or not torch.allclose(pixels, other_pixels, rtol=0, atol=0.05):
         different.append("the image processor")
