@@ -112,6 +112,7 @@ def test_traced_at_the_nominal_size_it_answers_at_others(name: str, choice: str)
             torch.testing.assert_close(given(other), model(other), rtol=0, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch.jit
 @torch.no_grad()
 def test_exported_at_another_size_a_rectangular_table_is_kept_at_its_own():
     """With a position table that keeps its aspect, answers at the nominal size were others."""
@@ -120,9 +121,11 @@ def test_exported_at_another_size_a_rectangular_table_is_kept_at_its_own():
     model = Logits(family.build("classification", "rectangular", **fields))
     images, shapes = family.images(model.model.config, grid=(3, 5)), ({2: dynamic, 3: dynamic},)
     program = torch.export.export(model, (images,), dynamic_shapes=shapes, strict=False).module()
+    traced = torch.jit.trace(model, images, check_trace=False)
     for grid in (None, (3, 5), (7, 4)):
         images = family.images(model.model.config, grid=grid)
-        torch.testing.assert_close(program(images), model(images), rtol=0, atol=1e-5)
+        for given in (program, traced):
+            torch.testing.assert_close(given(images), model(images), rtol=0, atol=1e-5)
 
 
 def exported(family: Family, model, exporter: str):

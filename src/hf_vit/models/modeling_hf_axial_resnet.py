@@ -132,10 +132,8 @@ class HfAxialResNetAttention(nn.Module):
     def resize_to(self, config: HfBaseConfig) -> None:
         """Resample the table to the image size of another config."""
         if 2 * self.compute_span(config) - 1 != self.offset_embeddings.shape[0]:
-            table = self.table(self.compute_span(config)).detach()
-            self.offset_embeddings = nn.Parameter(
-                table.contiguous(), requires_grad=self.offset_embeddings.requires_grad
-            )
+            table = self.table(self.compute_span(config)).detach().contiguous()
+            self.offset_embeddings = nn.Parameter(table, requires_grad=self.offset_embeddings.requires_grad)
 
     def add_normalized(self, content: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Apply both batch norms and add the results, [M, L, A, V]."""

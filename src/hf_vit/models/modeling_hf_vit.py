@@ -486,7 +486,6 @@ class HfViTMeanPooler(HfViTPooler):
     """Pool by the mean of the patch tokens (GAP), without padding."""
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Average the patch tokens of each image, without padding."""
         patches = hidden_states[:, self.patch_tokens]
         if token_mask is None:
             return patches.mean(dim=1)
@@ -518,7 +517,6 @@ class HfViTAttentionPooler(HfViTPooler):
         self.num_skipped_tokens = config.num_register_tokens if config.pooling == "map" else 0
 
     def pool(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Attend from the learned query to all tokens that pooling reads."""
         return self.map(
             hidden_states[:, self.num_skipped_tokens :],
             None if token_mask is None else token_mask[:, self.num_skipped_tokens :],
