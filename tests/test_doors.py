@@ -89,6 +89,10 @@ def test_the_page_in_a_browser_is_a_door(tmp_path: Path, command: Command) -> No
     assert 0 < page["largest_difference"] < 1e-4
 
 
+def test_a_folder_is_not_taken_for_a_repository(tmp_path: Path, command: Command) -> None:
+    assert "is a folder, not a repository; add --doors" in command("verify", tmp_path)[2]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -111,7 +111,7 @@ class Command(TyperCommand):
                 value_text = " ".join(map(str, _to_sequence(value)))
                 context.fail(f"{_get_flag(error.param)} '{value_text}': {error.message[:1].lower()}{error.message[1:]}")
             missing = [_get_flag(param) for param in self.params if param.required and param.name not in ctx.params]
-            context.fail(f"{', '.join(missing)} is missing; give a value for it")
+            context.fail(f"{' and '.join(missing)} must be given")
         self._refuse_bad_values(context, typed_values)
         return remaining
 

@@ -26,8 +26,8 @@ def data(
 
     from hf_vit.data import load_data
     from hf_vit.data.overview import draw_contact_sheet, note_imbalance, overview
+    from hf_vit.data.sources import refuse_output_in
     from hf_vit.display import format_count, shorten_list
-    from hf_vit.evaluation.reading import refuse_output_in
     from hf_vit.writing import write_atomically
 
     refuse_output_in(source, output)
@@ -43,8 +43,7 @@ def data(
     if summary.unit != "images":
         totals = [sum(counts[split] for counts in summary.counts.values()) for split in splits]
         rows.append([f"all {summary.unit}", *(f"{total:,}" for total in totals)])
-    total_name = "all" if summary.unit == "images" else "images"
-    rows.append([total_name, *(f"{size:,}" for size in split_sizes)])
+    rows.append(["all" if summary.unit == "images" else "images", *(f"{size:,}" for size in split_sizes)])
     print_table(rows, "class", *splits, title=f"{images.name}: {sum(split_sizes):,} images")
     smallest, median, largest = (f"{height}x{width}" for height, width in summary.sizes)
     print_safely(f"sizes: {smallest} to {largest} px (height x width), median {median}")

@@ -1,5 +1,6 @@
 """`hf-vit demo`."""
 
+import shlex
 import time
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def demo(
         accuracies.append(test.top1)
         folders.append(str(folder))
     print_safely(f"model, processor, facts.json and README.md are in {', '.join(folders)}")
-    print_safely(f"try next: hf-vit evaluate {folders[0]} --data digits")
+    print_safely(f"try next: hf-vit evaluate {shlex.quote(folders[0])} --data digits")
     mean = sum(accuracies) / len(accuracies)
     note = "" if seeds == 1 else f" (mean of {seeds} seeds)"
     print_safely(f"accuracy {mean:.2%} in {time.perf_counter() - start:.0f} s{note}")

@@ -27,6 +27,7 @@ def diff(
 ) -> None:
     """Compare two models or two revisions: config, weights per layer, predictions."""
     from hf_vit.audit.differences import diff as compare_models
+    from hf_vit.data.sources import refuse_output_in
     from hf_vit.errors import UserError
 
     if data is None and (
@@ -36,6 +37,7 @@ def diff(
             "--num-images, --skip-bad-images and the column options only work with --data; add --data, or "
             "leave them out"
         )
+    refuse_output_in(data, output)
     difference = compare_models(model, other, data=data, num_images=num_images, **shared)
     print_tables(difference.tables())
     if output is not None:

@@ -1,5 +1,6 @@
 """`hf-vit pretrain`."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -75,4 +76,5 @@ def pretrain(
     loss = result.overview()["validation loss"]
     print_safely(f"validation loss {loss} after {result.steps:,} steps, {result.seconds:,.1f} s of training")
     print_safely(f"saved in {result.folder}: model, processor, facts.json, {result.picture.name}, README.md")
-    print_safely(f"next, fine-tune it: hf-vit finetune --model {result.folder} --data {data} --output OUTPUT")
+    folder = shlex.quote(str(result.folder))
+    print_safely(f"next, fine-tune it on labels: hf-vit finetune --model {folder} --data DATA --output OUTPUT")

@@ -66,6 +66,8 @@ def verify(
             f"{len(certificate.checks)} checks repeated with {certificate.measured_with}: {certificate.describe()}"
         )
         return
+    if Path(repo).is_dir():
+        raise UserError(f"{repo} is a folder, not a repository; add --doors, or give user/name")
     check_repo_id(repo)
     if (data or has_device) and not results:
         raise UserError("--data and --device only work with --results; add --results, or leave them out")

@@ -163,7 +163,7 @@ def test_a_place_of_a_rollout_covers_its_patch():
 @pytest.mark.parametrize(("choice", "is_pooled"), [("gap_with_class_token", False), ("token_and_gap", True)])
 def test_a_rollout_begins_at_the_tokens_that_the_output_is_read_from(choice, is_pooled, with_processor):
     model = FAMILIES["plain"].build("classification", choice)
-    found = analyze(with_processor(model), make_images(2), only=["attention_rollout"], rollout_identity=0.0)
+    found = analyze(with_processor(model), make_images(2), only="attention_rollout", rollout_identity=0.0)
     maps = model.attention_maps(load_model(with_processor(model)).pixel_values(make_images(2)))
     rolled = maps[1].mean(1) @ maps[0].mean(1)
     rows = rolled[:, :1] if is_pooled else rolled[:, maps.patch_tokens]

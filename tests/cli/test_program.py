@@ -205,7 +205,7 @@ REQUIRED = {name: [each for each in command.params if each.required] for name, c
 def test_all_that_is_missing_is_told_at_once(name, command):
     code, out, err = command(*name.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
-    shown = err.removeprefix("hf-vit: ").partition(" is missing; ")[0].split(", ")
+    shown = err.removeprefix("hf-vit: ").partition(" must be given; ")[0].split(" and ")
     assert shown == [f"--{each.name.removesuffix('s') if each.nargs < 0 else each.name}" for each in REQUIRED[name]]
 
 
@@ -269,7 +269,7 @@ def test_misuse_is_told_in_one_line(words, message, command):
         ("{random_resized_crop: [1], data: d, output: o, model: S/16}", "--random-resized-crop '1': "),
         ("{steps: true, data: d, output: o, model: S/16}", "--steps 'True': "),
         ("{streaming: maybe, data: d, output: o, model: S/16}", "--streaming 'maybe': "),
-        ("{learning_rate: .1, seed: 3}", "--model, --data, --output is missing"),
+        ("{learning_rate: .1, seed: 3}", "--model and --data and --output must be given"),
     ],
 )  # fmt: skip
 def test_a_config_file_is_refused_in_one_line(content, message, tmp_path, command):

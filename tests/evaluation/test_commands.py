@@ -159,9 +159,12 @@ def test_nothing_is_written_among_the_images(fails, save_classifier, class_folde
     folder, before = save_classifier(), sorted(class_folders.rglob("*"))
     given = ("--data", class_folders, "--output")
     for output in (class_folders, class_folders / "out", class_folders / "test" / ".." / "out"):
-        for name in ("evaluate", "embed", "compare"):
+        for name in ("evaluate", "embed", "compare", "finetune", "pretrain"):
             fails((name, folder, *given, output), "in the folder of the data", "choose one outside that folder")
-        fails(("analyze", folder, "--images", class_folders, "--output", output), "in the folder of the data")
+        for name in ("soup", "diff"):
+            fails((name, folder, folder, *given, output), "in the folder of the data")
+        for name in ("analyze", "page"):
+            fails((name, folder, "--images", class_folders, "--output", output), "in the folder of the data")
         fails(("data", class_folders, "--output", output), "in the folder of the data")
     assert sorted(class_folders.rglob("*")) == before
 
@@ -262,7 +265,8 @@ def test_predict_refuses_in_one_line_or_leaves_bad_images_out(command, fails, sa
     bad, address = [tmp_path / name for name in ("cut.png", "text.png", "missing.png")], "https://example.com/cat.png"
     for path in (*bad, tmp_path / "empty"):
         for extra in ([], ["--json"]):
-            fails(("predict", model, good, path, "--batch-size", 1, *extra), path.name)
+            err = fails(("predict", model, good, path, "--batch-size", 1, *extra), path.name)
+            assert ("convert or replace it" in err) == (path in bad[:2])
     code, out, err = command("predict", model, bad[0], good, *bad[1:], "--json", "--skip-bad-images", "--batch-size", 1)
     assert code == 0
     assert [found["image"] for found in json.loads(out)] == [str(good)]
@@ -388,6 +392,23 @@ def test_it_tells_what_is_there(told, tmp_path):
     assert "modes: RGB 39, I;16 1 (of 40 images inspected)" in out
     assert "the 16-bit images look dark (6% brightness): their highest value is 4,095 of 65,535" in out
     assert "contact_sheet" not in told()
+
+
+def test_the_median_of_photographs_held_upright_and_not_is_the_more_frequent(succeeds, tmp_path):
+    for number, split in enumerate(("train", "validation", "test")):
+        for name in ("cat", "dog"):
+            (tmp_path / "pets" / split / name).mkdir(parents=True)
+            size = (6, 8) if (split, name) == ("validation", "dog") else (8, 6)
+            make_images(6)[number].resize(size).save(tmp_path / "pets" / split / name / "0.png")
+    assert "sizes: 6x8 to 8x6 px (height x width), median 6x8" in succeeds("data", tmp_path / "pets")
+
+
+def test_a_built_in_name_is_not_the_folder_of_that_name(succeeds, tmp_path, monkeypatch):
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    out = succeeds("data", "digits", "--output", "digits/look")
+    assert "digits: 1,797 images" in out
+    assert "note: 'digits' is built in; for the folder give ./digits\n" in out
 
 
 def test_finetune_repeats_the_notes(told, tmp_path):

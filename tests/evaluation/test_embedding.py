@@ -208,7 +208,7 @@ def test_bad_input(model, images, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     for data, output, given, said in (
-        (images, "out", dict(splits=["test"], batch_size=3), "was started with settings"),
+        (images, "out", dict(splits=["test"], batch_size=3), "with settings={'batch_size': 32}, but now"),
         ("digits", "out", dict(splits=["test"]), "was started with data"),
         (images, "full", {}, "holds other files"),
         (images, "new", dict(splits=["dev"]), "no split 'dev'"),

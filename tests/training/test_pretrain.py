@@ -57,7 +57,7 @@ def train(tiny_config, colours):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_by_command_and_fine_tuned_without_a_flag(objective, command, tiny_checkpoint, colours, tmp_path, monkeypatch):
-    output, flags = tmp_path / "out/pretrained", ("--steps", "2", "--evaluations", "1", "--batch-size", "8")
+    output, flags = tmp_path / "out/pre trained", ("--steps", "2", "--evaluations", "1", "--batch-size", "8")
     arguments = ("--model", tiny_checkpoint, "--data", colours, "--output", output, "--objective", objective)
     code, out, err = command("pretrain", *arguments, *flags)
     assert code == 0, err
@@ -68,7 +68,7 @@ def test_by_command_and_fine_tuned_without_a_flag(objective, command, tiny_check
     assert not [name for name in names if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
     assert not any(path.is_dir() for path in output.iterdir())
     assert "validation loss" in out
-    assert f"hf-vit finetune --model {output}" in out
+    assert f"hf-vit finetune --model '{output}' --data DATA" in out
     with Image.open(output / picture) as drawn:
         assert drawn.width > 100
     (record,) = Facts.load(output).records
@@ -84,9 +84,9 @@ def test_by_command_and_fine_tuned_without_a_flag(objective, command, tiny_check
         assert model.config.image_mean == (0.4, 0.5, 0.6)
         assert model.config.predict_next_patch == model.config.is_causal == (objective == "next-patch")
     monkeypatch.chdir(tmp_path)
-    assert command("finetune", "--model", "out/pretrained", "--data", colours, "--output", "tuned", *flags)[0] == 0
+    assert command("finetune", "--model", "out/pre trained", "--data", colours, "--output", "tuned", *flags)[0] == 0
     tuned = Facts.load(tmp_path / "tuned").filter_kind("training")[-1]
-    assert tuned.values["base_model"] == "pretrained", "not a name of the Hub, which the card would link to"
+    assert tuned.values["base_model"] == "pre trained", "not a name of the Hub, which the card would link to"
 
 
 def test_fine_tuning_starts_from_the_pretrained_weights(train, tiny_config, colours, tmp_path):

@@ -34,10 +34,11 @@ from hf_vit.analysis.images import AnalysisImages, open_cue_conflicts, open_imag
 from hf_vit.analysis.permutation import SHARES
 from hf_vit.analysis.registry import ANALYSES
 from hf_vit.analysis.shape_bias import ShapeBias
+from hf_vit.data.sources import refuse_output_in
 from hf_vit.data.transforms import keeps_shapes
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, report_full_memory
-from hf_vit.evaluation.reading import refuse_output_in, restored_modes
+from hf_vit.evaluation.reading import restored_modes
 from hf_vit.families import refuse_diverged
 from hf_vit.hub.card import refresh_card
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints, parse_step
@@ -322,6 +323,7 @@ def analyze(
             results of other inputs.
     """
     settings = replace(settings or AnalysisSettings(), **choices)
+    only = [only] if isinstance(only, str) else only
     unknown_names = [name for name in only or () if name not in ANALYSES]
     if unknown_names:
         raise UserError(f"the analysis {', '.join(unknown_names)} is unknown; choose from {', '.join(ANALYSES)}")

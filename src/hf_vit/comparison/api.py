@@ -33,7 +33,7 @@ from hf_vit.comparison.tables import draw_comparison, make_html, make_markdown, 
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.builtin import MAX_PHOTO_SIDE
 from hf_vit.data.images import decode_image, undecode_images
-from hf_vit.data.sources import is_builtin
+from hf_vit.data.sources import is_builtin, refuse_output_in
 from hf_vit.display import Displayed, shorten_list
 from hf_vit.environment import read_hardware
 from hf_vit.errors import UserError
@@ -41,12 +41,7 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums
 from hf_vit.evaluation.protocols.probes import STRENGTHS, Probe, choose_best_probe
 from hf_vit.evaluation.protocols.robustness import Variants, corrupt_batch, fgsm, make_loss, measure_variants
-from hf_vit.evaluation.reading import (
-    evaluation_mode,
-    find_largest,
-    refuse_output_in,
-    restored_modes,
-)
+from hf_vit.evaluation.reading import evaluation_mode, find_largest, restored_modes
 from hf_vit.evaluation.runners import open_runner
 from hf_vit.evaluation.saving import MULTI_LABEL_WARNING
 from hf_vit.families import get_problem_type

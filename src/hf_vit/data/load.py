@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -125,7 +126,10 @@ def load_data(
     if data_source.kind in ("builtin", "folder", "idx", "masks", "coco"):
         selection.check((), data_source.name)  # these have no columns, so the user may name none
     if data_source.kind == "builtin":
-        return _load_builtin(data_source.name, image_size, streaming, target)
+        data = _load_builtin(data_source.name, image_size, streaming, target)
+        if not Path(data.name).is_dir():
+            return data
+        return _log_notes(replace(data, notes=[f"'{data.name}' is built in; for the folder give ./{data.name}"]))
     goal = find_target(data_source, target)
     is_table = data_source.kind in ("parquet", "webdataset", "hub")
     opened = open_tables(data_source, streaming=streaming) if is_table else None
@@ -422,9 +426,7 @@ def _find_others(tables: ImageTables, splits: Collection[str] | None) -> list[st
     """Return the splits whose images are not needed for `splits`; none if one of these does not exist."""
     cut = list_missing_splits(list(tables.images))
     needed = {"train" if split in cut else split for split in splits or tables.images}
-    if not needed <= tables.images.keys():
-        return []
-    return [split for split in tables.images if split not in needed]
+    return [split for split in tables.images if split not in needed] if needed <= tables.images.keys() else []
 
 
 def _set_splits(data: ImageData, splits: "dict[str, Dataset]", missing: Sequence[str], seed: int) -> None:

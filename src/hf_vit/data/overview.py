@@ -49,12 +49,10 @@ class Overview:
 def overview(data: ImageData) -> Overview:
     """Summarize a data set of tables (`load_data` without streaming)."""
     tables = get_tables(data)
-    counts = {name: dict.fromkeys(tables, 0) for name in data.label_names}
-    for split in tables:
-        for label, number in _count_classes(data, split).items():
-            counts[data.label_names[label]][split] = number
+    classes = {split: _count_classes(data, split) for split in tables}
+    counts = {name: {split: classes[split][label] for split in tables} for label, name in enumerate(data.label_names)}
     sizes = [(image.height, image.width) for scans in data.seen.values() for image in scans]
-    sizes.sort(key=lambda size: size[0] * size[1])
+    sizes.sort(key=lambda size: (size[0] * size[1], size))
     modes: Counter[str] = Counter()
     for table in tables.values():
         images = table.select_columns(["image"])

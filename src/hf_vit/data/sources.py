@@ -81,6 +81,15 @@ def is_builtin(source: str) -> bool:
     return source in BUILTIN_NAMES or source.startswith(("fractals:", "scenes:"))
 
 
+def refuse_output_in(data: object, output: str | os.PathLike[str] | None) -> None:
+    """Raise UserError if the output is in the folder of the data, where the next command would read it as images."""
+    if output is None or not isinstance(data, str | os.PathLike) or is_builtin(str(data)):
+        return
+    outer, inner = (f"{str(to_path(path).expanduser().resolve()).rstrip('/')}/" for path in (data, output))
+    if inner.startswith(outer) and is_folder(to_path(data).expanduser()):
+        raise UserError(f"the output {output} is in the folder of the data, {data}; choose one outside that folder")
+
+
 def resolve_source(source: str) -> DataSource:
     """Resolve the name of a data set; built-in names take precedence over paths, and existing paths over Hub ids."""
     if is_builtin(source):

@@ -10,6 +10,7 @@ from PIL.Image import Image
 
 from hf_vit.conversion.loading import find_source
 from hf_vit.data import ImageData
+from hf_vit.data.sources import refuse_output_in
 from hf_vit.errors import UserError
 from hf_vit.evaluation.prediction import (
     DensePrediction,
@@ -19,7 +20,7 @@ from hf_vit.evaluation.prediction import (
     write_dense_predictions,
     write_predictions,
 )
-from hf_vit.evaluation.reading import refuse_output_in, restored_modes
+from hf_vit.evaluation.reading import restored_modes
 from hf_vit.evaluation.runners import keep_sizes, open_runner, prepare_engine
 from hf_vit.families import DenseTask, find_regression_reason, get_first_class_name
 from hf_vit.loading.graphs import find_graph

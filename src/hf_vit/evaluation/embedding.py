@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from hf_vit.data.fingerprints import hash_text
+from hf_vit.data.sources import refuse_output_in
 from hf_vit.display import Displayed
 from hf_vit.environment import list_versions, read_hardware
 from hf_vit.errors import UserError
@@ -34,7 +35,6 @@ from hf_vit.evaluation.reading import (
     compute_scores,
     find_largest,
     read_and_prepare,
-    refuse_output_in,
 )
 from hf_vit.evaluation.runners import keep_sizes, open_runner
 from hf_vit.families import refuse_regression
@@ -557,10 +557,14 @@ def _write_or_check_manifest(folder: "OutputFolder", manifest: dict[str, Any]) -
         ) from error
     old_manifest.setdefault("processor", manifest["processor"])  # that of 0.2 has none
     for name, value in manifest.items():
-        if name != "order" and old_manifest.get(name) != value:
+        old = old_manifest.get(name)
+        if name != "order" and old != value:
+            if isinstance(old, dict) and isinstance(value, dict):
+                keys = [key for key in {**old, **value} if old.get(key) != value.get(key)]
+                old, value = ({key: entries.get(key) for key in keys} for entries in (old, value))
             raise UserError(
-                f"{folder} was started with {name}={old_manifest.get(name)}, but now {name} is {value}; give the "
-                "same value, or choose another output folder"
+                f"{folder} was started with {name}={old}, but now {name} is {value}; give the same value, or choose "
+                "another output folder"
             )
     if old_manifest.get("order", manifest["order"]) != manifest["order"]:
         raise UserError(
@@ -593,14 +597,9 @@ def _finish(
             raise UserError(
                 f"{folder}/{part.name} is damaged ({error}); delete it and run the command again"
             ) from error
-    results = {
-        "rows": rows,
-        "seconds": round(seconds, 3),
-        "versions": list_versions(),
-        "hardware": read_hardware(device),
-    }
     if has_new or "rows" not in _read_manifest(folder):
-        _write_manifest(folder, manifest | results)
+        results = {"rows": rows, "seconds": round(seconds, 3)}
+        _write_manifest(folder, manifest | results | {"versions": list_versions(), "hardware": read_hardware(device)})
     return rows
 
 

@@ -534,4 +534,4 @@ def read_image(path: str | os.PathLike[str], draft_side: int | None = None) -> "
     except Exception as error:
         problem = describe_image_problem(error)
         separator = " " if problem.startswith("is ") else ": "
-        raise UserError(f"{path}{separator}{problem}; convert it to PNG or JPEG") from error
+        raise UserError(f"{path}{separator}{problem}; convert or replace it") from error

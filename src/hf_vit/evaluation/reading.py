@@ -1,6 +1,5 @@
 """Read images in batches and run a model on them: progress bar, evaluation mode, checks of logits and features."""
 
-import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from hf_vit.display import format_count, make_progress_bar
 from hf_vit.errors import UserError, get_first_line, report_full_memory
 from hf_vit.families import get_problem_type
-from hf_vit.repositories.stores import is_folder, to_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -245,15 +243,6 @@ def show_progress(
         for batch in batches:
             yield batch
             bar.advance(task, len(batch[-1]))
-
-
-def refuse_output_in(data: object, output: "str | os.PathLike[str] | None") -> None:
-    """Raise UserError if the output is in the folder of the data, where the next command would read it as images."""
-    if output is None or not isinstance(data, str | os.PathLike) or not is_folder(to_path(data).expanduser()):
-        return
-    outer, inner = (f"{str(to_path(path).expanduser().resolve()).rstrip('/')}/" for path in (data, output))
-    if inner.startswith(outer):
-        raise UserError(f"the output {output} is in the folder of the data, {data}; choose one outside that folder")
 
 
 def explain_memory_errors(pixel_values: "torch.Tensor | BatchFeature") -> AbstractContextManager[None]:

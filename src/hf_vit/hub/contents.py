@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -275,7 +276,7 @@ def collect_page(folder: Path, *, license: str | None = None, share_images: bool
     """
     if not folder.is_dir():
         raise UserError(f"the folder {folder} does not exist; give the folder of a page, the --output of hf-vit page")
-    remedy = f"make the page again with hf-vit page MODEL --output {folder}"
+    remedy = f"make the page again with hf-vit page MODEL --output {shlex.quote(str(folder))}"
     check_inside(folder, folder / PAGE_NAME)
     try:
         page: Any = json.loads((folder / PAGE_NAME).read_text(encoding="utf-8"))

@@ -21,6 +21,7 @@ from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import decode_image, undecode_images
 from hf_vit.data.labels import list_classes
 from hf_vit.data.load import load_data
+from hf_vit.data.sources import refuse_output_in
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
 from hf_vit.families import refuse_regression
@@ -66,6 +67,7 @@ def make_page(
         UserError: a model does not exist, is not a classifier or is too large for a browser, the page does not support
             its image processor, or the runtime cannot be downloaded.
     """
+    refuse_output_in(images, output)
     target = prepare_output(output)
     check_runtime(runtime)
     OnnxGraph().require_libraries()

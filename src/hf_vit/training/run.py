@@ -34,6 +34,7 @@ from hf_vit.data.augmentation import open_policy
 from hf_vit.data.fingerprints import describe_changes
 from hf_vit.data.labels import summarize_names
 from hf_vit.data.overview import note_imbalance
+from hf_vit.data.sources import refuse_output_in
 from hf_vit.display import format_count
 from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import DivergedError, UserError, explain_refusal, is_out_of_memory
@@ -133,6 +134,7 @@ def run_job(task: Task[Result], job: Job, report: ReportLine, train: TrainJob) -
 def check(task: Task[Any], job: Job, report: ReportLine) -> None:
     """Raise UserError for arguments that cannot work, without opening model or data."""
     recipe, options = job.recipe, job.options
+    refuse_output_in(job.data_name, job.output)
     if options.cache_features:
         _check_caching(task, job)
     task.check(recipe)

@@ -11,6 +11,7 @@ from torch import nn
 
 from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.data import load_data
+from hf_vit.data.sources import refuse_output_in
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.registry import ProtocolRun
@@ -113,6 +114,7 @@ def make_soup(
         raise UserError(f"a model soup averages at least 2 models, but {len(models)} was given; name another model")
     if greedy and data is None:
         raise UserError("a greedy soup is chosen by validation accuracy; give a data set with --data")
+    refuse_output_in(data, output)
     prepare_output(output)
     with quiet_transformers():
         loaded = _load_classifiers(models, device)
