@@ -339,7 +339,7 @@ def test_openvino_computes_gelus_apart_with_avx2_alone(
     """To the same numbers, NaN among them, and in a graph that is opened from a file, too."""
     processor("AVX2" if with_avx2_alone else "AVX512")
     values, program = torch.linspace(-12, 12, 4000).reshape(-1, 8), gelu_behind_a_product(approximate)
-    engine = runtimes.OPENVINO.compile(program, torch.float32)
+    engine = runtimes.OPENVINO.compile(lambda: program, None, torch.float32)
     (given,) = engine.run(values, ["outputs"]).values()
     exact = F.gelu(values.double() + 0.125, approximate=approximate)
     torch.testing.assert_close(given.double(), exact, rtol=1e-6, atol=1e-6)

@@ -79,13 +79,12 @@ class Runtime(ABC):
     def open(self, file: Path) -> Graph:
         """Open a file; raises the runtime's own errors."""
 
-    def compile(self, program: Any, dtype: torch.dtype) -> Graph:
-        """Compile torch's ONNXProgram as an engine for a model of this dtype; any thread may run the graph."""
-        raise NotImplementedError(f"{self.package} is not an engine")
+    def compile(self, export: Callable[[], Any], entry: Path | None, dtype: torch.dtype) -> Graph:
+        """Compile the ONNXProgram that `export` returns as an engine for a model of this dtype, for any thread.
 
-    def compile_once(self, export: Callable[[], Any], entry: Path | None, dtype: torch.dtype) -> Graph:
-        """Compile the ONNXProgram that `export` returns; a runtime that `keeps_graphs` reads `entry` instead."""
-        return self.compile(export(), dtype)
+        A runtime that `keeps_graphs` reads `entry` instead if it can, or else writes it.
+        """
+        raise NotImplementedError(f"{self.package} is not an engine")
 
     def list_dense_layers(self, file: Path) -> list[str]:
         """Return the names of the dense layers that have weights, in order."""
@@ -177,10 +176,10 @@ class OnnxRuntime(Runtime):
         names = [output.name for output in session.get_outputs()]
         return Graph(partial(_run_onnx, session), names, session.get_modelmeta().custom_metadata_map)
 
-    def compile(self, program: Any, dtype: torch.dtype) -> Graph:
+    def compile(self, export: Callable[[], Any], entry: Path | None, dtype: torch.dtype) -> Graph:
         with make_scratch_folder("engine") as folder:
             file = folder / self.file
-            program.save(str(file))
+            export().save(str(file))
             return self.open(file)
 
     def parts(self, file: Path) -> list[Path]:
@@ -293,10 +292,7 @@ class OpenVino(Runtime):
         compiled = _compile_openvino(model, "f32")
         return Graph(partial(_run_openvino, compiled, names, about.get("image_sizes", "others")), names, about)
 
-    def compile(self, program: Any, dtype: torch.dtype) -> Graph:
-        return make_openvino_engine(make_openvino_graph(program), dtype)
-
-    def compile_once(self, export: Callable[[], Any], entry: Path | None, dtype: torch.dtype) -> Graph:
+    def compile(self, export: Callable[[], Any], entry: Path | None, dtype: torch.dtype) -> Graph:
         graph = None if entry is None else _read_graph(entry)
         if graph is None:
             graph = make_openvino_graph(export())

@@ -332,7 +332,7 @@ def _make_graph(
     outputs = [Outputs(type(output), tuple(output)) for output in all_outputs]
     # A graph of one image size is faster to make and to run; torch computes the other sizes.
     names = [name for group in outputs for name in group.names]
-    return engine.compile_once(lambda: export_onnx_of_batches(one_pass, images, names), entry, dtype), *outputs
+    return engine.compile(lambda: export_onnx_of_batches(one_pass, images, names), entry, dtype), *outputs
 
 
 def _find_cache_entry(model: Any, engine: Runtime, num_read: int | None) -> Path | None:
