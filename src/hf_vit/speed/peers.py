@@ -371,7 +371,9 @@ class OnEngine(nn.Module):
         super().__init__()
         if engine is not OPENVINO:
             program: Any = export_onnx_of_batches(model, images, ["outputs"])
-            self.graph = _quantize_with_onnxruntime(program) if in_int8 else engine.compile(lambda: program, None, dtype)
+            self.graph = (
+                _quantize_with_onnxruntime(program) if in_int8 else engine.compile(lambda: program, None, dtype)
+            )
             return
         if through_onnx:
             graph = make_openvino_graph(export_onnx_of_batches(model, images, ["outputs"]))
