@@ -16,7 +16,7 @@ from models.families import OTHERS
 from PIL import Image
 from transformers import ViTImageProcessor
 
-from hf_vit import HfViTForImageClassification, HfViTModel, UserError
+from hf_vit import HfViTForImageClassification, HfViTModel, UserError, optimize_for_inference
 from hf_vit.catalogue.listing import TOP1, list_models
 from hf_vit.data.images import decode_image
 from hf_vit.evaluation import embed, evaluate, evaluate_protocol, predict
@@ -356,7 +356,7 @@ def test_embed(saved, data, engine, tmp_path, command):
     assert settings["fast"]["engine"] == engine
 
 
-def test_a_fingerprint_stays_that_of_the_weights_and_other_models_stay_as_they_are(saved, data):
+def test_a_fingerprint_stays_that_of_the_weights_and_other_models_stay_as_they_are(saved, data, tmp_path):
     optimized = evaluate(saved, str(data), optimize=True)
     assert optimized.engine == "torch"
     subject = load_model(saved)
@@ -365,6 +365,9 @@ def test_a_fingerprint_stays_that_of_the_weights_and_other_models_stay_as_they_a
     assert evaluate((subject.model, subject.processor), str(data), optimize=True).engine is None
     assert evaluate(saved, str(data), protocol="robustness", optimize=True, steps=1).engine is None
     assert evaluate(saved, str(data), protocol="patch-drop", optimize=True).engine is None
+    fast = optimize_for_inference(load_model(saved).model, engine="torch"), subject.processor
+    with pytest.raises(UserError, match=r"can name its weights \(leave output out to measure"):
+        evaluate(fast, "no data", output=tmp_path / "out")  # before any work
     subject.model.train()
 
 

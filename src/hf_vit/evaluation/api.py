@@ -24,7 +24,7 @@ from hf_vit.evaluation.reading import restored_modes
 from hf_vit.evaluation.runners import keep_sizes, open_runner, prepare_engine
 from hf_vit.families import DenseTask, find_regression_reason, get_first_class_name
 from hf_vit.loading.graphs import find_graph
-from hf_vit.loading.model import LoadedModel, load_model, unwrap_model
+from hf_vit.loading.model import LoadedModel, load_model, refuse_optimized, unwrap_model
 from hf_vit.loading.optimizing import describe_engine
 from hf_vit.loading.outputs import get_dense_task
 from hf_vit.writing import is_writable
@@ -77,6 +77,9 @@ def evaluate(
         )
     if output is not None:
         find_own_plots(Path(output) / f"{protocol.replace('-', '_')}.json")
+        if isinstance(model, tuple):
+            reason = "no file of results can name its weights (leave output out to measure it)"
+            refuse_optimized(unwrap_model(cast("tuple[Any, Any]", model)[0]), reason)
     run = evaluate_protocol(protocol, model, data, device=device, **options)
     try:
         run = replace(run, record=save_protocol(run, output, command=command, device=device))

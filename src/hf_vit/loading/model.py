@@ -197,6 +197,7 @@ class LoadedModel:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of config, parameters and buffers, 16 hexadecimal digits, independent of the device."""
+        refuse_optimized(self.model, "no file of results can name its weights")
         digest = hashlib.sha256()
         if self.configuration is not None:
             digest.update(json.dumps(self.configuration, sort_keys=True, default=str).encode())
@@ -235,6 +236,14 @@ def unwrap_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def refuse_optimized(model: Any, reason: str) -> None:
+    """Raise a UserError with the reason if `optimize_for_inference` has changed a model."""
+    if hasattr(model, "engine"):
+        raise UserError(
+            f"the model is optimized for inference, so {reason}; give it as it was before optimize_for_inference"
+        )
+
+
 def load_model(
     source: Any, device: str | None = None, *, as_classifier: bool = False, inside: bool = False
 ) -> LoadedModel:
@@ -261,11 +270,8 @@ def load_model(
     if isinstance(source, tuple):
         model, processor = cast("tuple[nn.Module, Any]", source)
         model = unwrap_model(model)
-        if inside and hasattr(model, "engine"):
-            raise UserError(
-                "the model is optimized for inference, so its layers cannot be read; give it as it was before "
-                "optimize_for_inference"
-            )
+        if inside:
+            refuse_optimized(model, "its layers cannot be read")
         return _wrap(model, processor, type(model).__name__)
     keep_freed_memory()
     graph = find_graph(str(source)) if isinstance(source, str | PathLike) else None
