@@ -131,6 +131,7 @@ def test_values_are_redacted_at_any_depth(values: dict, redacted: dict) -> None:
         (["benchmarks/run.py", "--seed", "1"], "python benchmarks/run.py --seed 1"),
         (["hf-vit", "finetune", "--data", "/data/ann/cats and dogs"], "hf-vit finetune --data 'cats and dogs'"),
         (["hf-vit", "finetune", "--data=/data/ann/cats/"], "hf-vit finetune --data=cats"),
+        (["run.py", "-o/home/ann/out", "-i~ann/cats", "-v"], "python run.py -oout -icats -v"),
         (["hf-vit", "evaluate", "../../ann/out"], "hf-vit evaluate out"),
         (["hf-vit", "evaluate", "~ann/out"], "hf-vit evaluate out"),
         (["hf-vit", "finetune", "--teacher", "timm:/home/ann/out"], "hf-vit finetune --teacher timm:out"),

@@ -209,7 +209,9 @@ def _hide_secrets(text: str) -> str:
 
 def _redact_argument(argument: str) -> str:
     """Return one command line argument without secrets and with its path reduced to the last part."""
-    option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    match = re.fullmatch(r"(-\w(?=[/~])|-[^=]*|)(=?)(.*)", argument, re.DOTALL)  # -o/home/ann/x, --output=/home/ann/x
+    assert match is not None
+    option, equals, value = match.groups()
     if option and _SECRET_OPTION.fullmatch(option):
         return option + equals + (REDACTED if equals else "")
     posix, windows = PurePosixPath(value), PureWindowsPath(value)
