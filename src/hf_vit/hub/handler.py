@@ -8,6 +8,7 @@ import base64
 import binascii
 import contextlib
 import http.client
+import importlib
 import inspect
 import io
 import ipaddress
@@ -66,7 +67,9 @@ class EndpointHandler:
         folder = path or os.path.dirname(os.path.abspath(__file__))
         # This file is code of the repository too, so its other code is trusted; code of other repositories is not read.
         options = {"trust_remote_code": True, "local_files_only": True}
-        hf_vit = _import_hf_vit()  # before loading, as its classes take precedence over the folder's code
+        hf_vit: Any = None
+        with contextlib.suppress(ImportError):  # before loading, as its classes take precedence over the folder's code
+            hf_vit = importlib.import_module("hf_vit")
         config: Any = transformers.AutoConfig.from_pretrained(folder, **options)
         auto_class = _find_auto_class(config)
         self.task, self.parameters = TASKS.get(auto_class, ("image-feature-extraction", ()))
@@ -181,7 +184,7 @@ class EndpointHandler:
         if self.is_regression:  # its outputs stay in order
             order = [range(scores.shape[1])] * len(scores)
         return [
-            [_make_entry(config, index, row[index]) for index in indices]
+            [{"label": config.id2label[index], "score": row[index]} for index in indices]
             for row, indices in zip(scores.tolist(), order, strict=True)
         ]
 
@@ -216,23 +219,14 @@ class EndpointHandler:
         answer: list[dict[str, Any]] = []
         for index in objects["scores"].argsort(descending=True, stable=True).tolist():
             score = float(objects["scores"][index])
-            box = objects["boxes"][index].int().tolist()
             if score > threshold:
-                entry = _make_entry(self.model.config, int(objects["labels"][index]), score)
-                entry["box"] = dict(zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True))
+                label = self.model.config.id2label[int(objects["labels"][index])]
+                sides = zip(("xmin", "ymin", "xmax", "ymax"), objects["boxes"][index].int().tolist(), strict=True)
+                entry: dict[str, Any] = {"label": label, "score": score, "box": dict(sides)}
                 if "masks" in objects:
                     entry["mask"] = _encode_mask(objects["masks"][index, 0] >= 0.5)
                 answer.append(entry)
         return answer
-
-
-def _import_hf_vit() -> Any:
-    """Return the package hf_vit; None if it is not installed."""
-    try:
-        import hf_vit
-    except ImportError:
-        return None
-    return hf_vit
 
 
 def _find_auto_class(config: Any) -> str:
@@ -260,10 +254,6 @@ def _fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: i
         scale = (low + high) / 2
         low, high = (scale, high) if math.prod(scale_grid(scale)) <= max_num_patches else (low, scale)
     return scale_grid(low)
-
-
-def _make_entry(config: Any, index: int, score: float) -> dict[str, Any]:
-    return {"label": config.id2label[index], "score": score}
 
 
 def _to_finite(values: torch.Tensor) -> torch.Tensor:
