@@ -206,6 +206,15 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
     assert answer["labels"] == [name for name, score in expected.items() if score >= 0.5]
 
 
+def test_of_very_many_classes_the_worst_are_drawn():
+    """A plot of 3,000 bars would have 108,180 px, which matplotlib below 3.10 refuses after all the work."""
+    values = {str(number): 1 - number / 3000 for number in range(3000)}
+    numbers: dict = dict(f1=values, images=dict.fromkeys(values, 1), thresholds=values, f1_micro=1, loss=0)
+    axes = MultiLabelResult(1, average_precision=values, **numbers).draw().axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [100 * value for value in sorted(values.values())[:200]]
+    assert axes.get_xlabel() == "average precision, the 200 lowest (%)"
+
+
 def test_a_class_is_printed_by_its_name_whatever_it_is(capsys):
     one = {"[red]": 1.0}
     result = MultiLabelResult(1, average_precision=one, f1=one, images={"[red]": 1}, thresholds=one, f1_micro=1, loss=0)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _MAX_INSIDE = 4  # entries of a legend inside the plot; longer legends are beside it
+_MAX_BARS = 200  # classes in a plot; of 1,816 and more it has 65,536 px, which matplotlib below 3.10 refuses
 T = TypeVar("T")
 
 
@@ -146,7 +147,10 @@ def draw_curves(
 
 
 def draw_classes(fractions: Mapping[str, float], measure: str) -> "Figure":
-    """Draw the fraction of every class as a horizontal bar."""
+    """Draw the fraction of every class as a horizontal bar; of more than `_MAX_BARS` only the lowest ones."""
+    if len(fractions) > _MAX_BARS:
+        fractions = dict(sorted(fractions.items(), key=lambda item: item[1])[:_MAX_BARS])
+        measure = f"{measure}, the {_MAX_BARS} lowest"
     names = [shorten_list(name) for name in fractions]
     figure = make_figure(6, 1.5 + 0.3 * len(names))
     axes = figure.add_subplot()
