@@ -98,11 +98,6 @@ class Examination:
         """The index of the model's class for every class of the data, matched by name."""
         return match_labels(self.data.label_names, self.model_label_names)
 
-    @property
-    def data_classes(self) -> list[int]:
-        """The class numbers of the data, for protocols that need no head."""
-        return list(range(len(self.data.label_names)))
-
     def require_fit_split(self, name: str) -> str:
         """Return `name`; raise UserError if the data has no such split or it is the evaluated one."""
         self.data.split(name)
@@ -148,7 +143,7 @@ class Examination:
 
     def iterate_data_logits(self, rows: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Iterate over (logits [B, K] float32, classes of the data [B]) of some rows of the evaluated split."""
-        batches = self.iterate(self._collate(self.data_classes), rows=rows, compute=_compute_logits)
+        batches = self.iterate(self._collate(), rows=rows, compute=_compute_logits)
         return ((logits, labels) for logits, labels, _ in batches)
 
     def list_rows(self) -> list[int]:
@@ -204,8 +199,7 @@ class Examination:
         """Compute features by name, and the classes of the data."""
         parts: dict[str, list[NDArray[np.float32]]] = {}
         classes: list[NDArray[np.int64]] = []
-        collate = self._collate(self.data_classes)
-        for features, labels, _ in self.iterate(collate, split, rows, f"features of {split}", compute):
+        for features, labels, _ in self.iterate(self._collate(), split, rows, f"features of {split}", compute):
             for name, values in features.items():
                 parts.setdefault(name, []).append(values)
             classes.append(labels.numpy())
@@ -218,8 +212,9 @@ class Examination:
             return None
         return sorted(np.random.default_rng(self.seed).permutation(len(table))[: self.num_images].tolist())
 
-    def _collate(self, classes: Sequence[int]) -> Collate:
-        return Collate(self.loaded.prepare, classes, self.data.multi_label, self.draft_side)
+    def _collate(self, classes: Sequence[int] | None = None) -> Collate:
+        mapping = range(len(self.data.label_names)) if classes is None else classes  # of the data, without a head
+        return Collate(self.loaded.prepare, mapping, self.data.multi_label, self.draft_side)
 
     def iterate(
         self,
