@@ -299,5 +299,5 @@ def test_values_for_classifiers_are_refused_by_pre_training(fails, tmp_path):
         ("better-vit", "architecture, mixup_alpha"),
     ):
         fails((*arguments, "--recipe", recipe), f"hf-vit pretrain does not support {names} of the recipe {recipe}")
-    with pytest.raises(UserError, match=r"pretrain does not support label_smoothing, mixup_alpha of the recipe"):
-        pretrain("Ti/16", "digits", tmp_path / "out", label_smoothing=0.1, mixup_alpha=0.2)
+    with pytest.raises(UserError, match=r"pretrain does not support mixup_alpha, patience of the recipe"):
+        pretrain("Ti/16", "digits", tmp_path / "out", mixup_alpha=0.2, patience=3)

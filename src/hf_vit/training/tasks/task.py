@@ -43,10 +43,11 @@ from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import choose_optimizer
 from hf_vit_settings import Recipe
 
-# The settings of a recipe that apply to classifiers only.
+# The settings of a recipe that do not apply to pre-training, which ends with the weights of the last step.
 _CLASSIFIER_SETTINGS = (
     *("loss", "tune", "class_weights", "balanced_sampling", "repeated_augmentation", "new_head", "architecture"),
     *("layer_decay", "average_decay", "sam_rho", "label_smoothing", "head_bias", "mixup_alpha", "cutmix_alpha"),
+    "patience",
 )
 
 
