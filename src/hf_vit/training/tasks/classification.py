@@ -192,9 +192,8 @@ def compute_multi_label_scores(prediction: EvalPrediction) -> dict[str, float]:
     truth = np.asarray(prediction.label_ids) > 0
     names = [str(number) for number in range(truth.shape[1])]
     result = compute_multi_label_metrics(logits, truth, names, dict.fromkeys(names, 0.5))
-    precision = result.mean_average_precision
-    score = precision - _LOSS_WEIGHT * result.loss
-    return {"mean_average_precision": precision, "loss": result.loss, "score": score}
+    precision, loss = result.mean_average_precision, result.loss
+    return {"mean_average_precision": precision, "loss": loss, "score": precision - _LOSS_WEIGHT * loss}
 
 
 def compute_chance_accuracy(labels: NDArray[np.int64]) -> float:

@@ -399,9 +399,8 @@ class PretextTask(Task[PretrainResult]):
             )
 
     def conclude(self, run: Run, state: TrainerState, shared: dict[str, Any]) -> PretrainResult:
-        losses = [entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry]
-        last_loss = losses[-1] if losses else None
-        return PretrainResult(**shared, picture=run.output / self.picture, validation_loss=last_loss)
+        loss = next((entry["eval_loss"] for entry in reversed(state.log_history) if "eval_loss" in entry), None)
+        return PretrainResult(**shared, picture=run.output / self.picture, validation_loss=loss)
 
     def values(self, run: Run, result: PretrainResult, shared: dict[str, Any]) -> dict[str, Any]:
         return {**shared, "objective": self.settings(), "validation_loss": result.validation_loss}
