@@ -80,10 +80,7 @@ class Runtime(ABC):
         """Open a file; raises the runtime's own errors."""
 
     def compile(self, export: Callable[[], Any], entry: Path | None, dtype: torch.dtype) -> Graph:
-        """Compile the ONNXProgram that `export` returns as an engine for a model of this dtype, for any thread.
-
-        A runtime that `keeps_graphs` reads `entry` instead if it can, or else writes it.
-        """
+        """Compile the ONNXProgram of `export` for any thread; a runtime that `keeps_graphs` reads `entry` instead."""
         raise NotImplementedError(f"{self.package} is not an engine")
 
     def list_dense_layers(self, file: Path) -> list[str]:

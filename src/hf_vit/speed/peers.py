@@ -371,9 +371,7 @@ class OnEngine(nn.Module):
         super().__init__()
         if engine is not OPENVINO:
             program: Any = export_onnx_of_batches(model, images, ["outputs"])
-            self.graph = (
-                _quantize_with_onnxruntime(program) if in_int8 else engine.compile(lambda: program, None, dtype)
-            )
+            self.graph = _quantize_onnx(program) if in_int8 else engine.compile(lambda: program, None, dtype)
             return
         if through_onnx:
             graph = make_openvino_graph(export_onnx_of_batches(model, images, ["outputs"]))
@@ -393,7 +391,7 @@ class OnEngine(nn.Module):
         return self.graph.run(images.contiguous(), ("outputs",))["outputs"]
 
 
-def _quantize_with_onnxruntime(program: Any) -> Graph:
+def _quantize_onnx(program: Any) -> Graph:
     """Return a graph for ONNX Runtime with dense layers in int8, and their inputs by the range of every batch."""
     from onnxruntime.quantization import quantize_dynamic
 
