@@ -14,6 +14,7 @@ from PIL import Image
 from torch import nn
 from transformers import (
     DetrImageProcessor,
+    EomtImageProcessor,
     Mask2FormerImageProcessor,
     MobileNetV2ImageProcessor,
     SegformerImageProcessor,
@@ -422,6 +423,28 @@ def test_boxes_in_a_padded_image_are_those_of_the_image(kind):
     model = BrightForObjectDetection(), kind(**{**TILED, **fitted})
     (answer,) = predict(model, Image.fromarray(array))
     assert [each["box"] for each in answer.answers] == [pytest.approx((32, 24, 96, 48), abs=1e-3)]
+
+
+class ColourForUniversalSegmentation(OfThreeColours):
+    """A query for every colour, whose mask is where it is strong."""
+
+    def forward(self, pixel_values):
+        classes = 20 * self.scale * torch.eye(3, 4).repeat(len(pixel_values), 1, 1)
+        masks = 40 * (pixel_values - 0.5)
+        return SimpleNamespace(class_queries_logits=classes, masks_queries_logits=masks, patch_offsets=None)
+
+
+@pytest.mark.parametrize("size", [(96, 48), (48, 144), (96, 96)])
+@pytest.mark.parametrize("step", ["do_split_image", "do_pad"])
+def test_eomt_sees_parts_of_an_image_or_a_padded_one(step, size):
+    rows, columns = np.indices(size) // 48
+    colors = (rows + columns) % 3
+    image = Image.fromarray((255 * np.eye(3, dtype=np.uint8))[colors])
+    settings = {"shortest_edge": SIDE, "longest_edge": SIDE if step == "do_pad" else None}
+    processor = EomtImageProcessor(**{**TILED, "size": settings, step: True})
+    (answer,) = predict((ColourForUniversalSegmentation(), processor), image)
+    assert answer.mask.shape == size
+    assert float(np.mean(answer.mask == colors)) > 0.9
 
 
 def test_a_processor_that_crops_images_is_refused():

@@ -307,12 +307,24 @@ def limit_batch(processor: Any, batch_size: int) -> int:
     return batch_size if size.get("height") and size.get("width") else 1
 
 
+def _process_blank(processor: Any, sizes: Sequence[tuple[int, int]]) -> Any:
+    """Process black images of `sizes` (height, width) px, to learn from the result where the processor puts images."""
+    return processor(images=[np.zeros((*size, 3), dtype=np.uint8) for size in sizes], return_tensors="pt")
+
+
 @torch.no_grad()
 def segment(
     model: nn.Module, processor: Any, pixel_values: torch.Tensor, sizes: Sequence[tuple[int, int]]
 ) -> list[torch.Tensor]:
     """Predict the class of every pixel, [H, W] for every image of `sizes` (height, width) px, as the processor does."""
-    return compute_class_maps(model(pixel_values=pixel_values), processor, sizes)
+    outputs: Any = model(pixel_values=pixel_values)
+    canvases = list(sizes)
+    if getattr(processor, "do_split_image", None):  # EoMT's divides images, and joins the parts with their offsets
+        outputs.patch_offsets = _process_blank(processor, sizes)["patch_offsets"]
+    elif hasattr(processor, "do_split_image") and processor.do_pad:  # or pads them to squares
+        canvases = [(max(size), max(size)) for size in sizes]
+    maps = compute_class_maps(outputs, processor, canvases)
+    return [class_map[:height, :width] for class_map, (height, width) in zip(maps, sizes, strict=True)]
 
 
 def compute_class_maps(outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
@@ -342,8 +354,7 @@ def detect(
         inputs["target_sizes"] = targets
     elif getattr(processor, "do_pad", None) and getattr(processor, "pad_size", None):
         # The boxes are shares of the padded image, in which the mask shows where the image is.
-        blank_images = [np.zeros((*size, 3), dtype=np.uint8) for size in targets]
-        inputs["pixel_mask"] = processor(images=blank_images, return_tensors="pt")["pixel_mask"].to(pixel_values.device)
+        inputs["pixel_mask"] = _process_blank(processor, targets)["pixel_mask"].to(pixel_values.device)
         for index, mask in enumerate(inputs["pixel_mask"].float()):
             height, width = targets[index]
             targets[index] = height / float(mask[:, 0].mean()), width / float(mask[0].mean())
