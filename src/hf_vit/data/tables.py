@@ -226,7 +226,7 @@ class ObjectTables(ImageTables):
     def conclude(self, scans: Mapping[str, Sequence[ImageScan]]) -> None:
         """Raise a UserError for boxes that look like shares, and note how many images have no objects."""
         super().conclude(scans)
-        for split in scans:
+        for split, images in scans.items():
             objects = [row for (row_split, _), row in self._checked.items() if row_split == split]
             ends = [max(x + width, y + height) for row in objects for x, y, width, height in row["bbox"]]
             if ends and max(ends) <= 1:
@@ -234,7 +234,6 @@ class ObjectTables(ImageTables):
                     f"all boxes of {split} are in the first pixel, as if they were shares of width and height; write "
                     "boxes in px"
                 )
-        for split, images in scans.items():
             empty = sum(image.annotation is not None and not image.annotation.amounts for image in images)
             if empty:
                 self.notes.append(f"{empty:,} of {len(images):,} images in {split} have no objects")
@@ -330,11 +329,10 @@ def read_dense(source: DataSource, opened: RawTables | None, selection: NamedCol
     read = _read_masks if target == "mask" else _read_objects
     tables = read(opened, source.name, selection)
     tables.revision = opened.revision
-    for table in tables.images.values():
-        refuse_foreign_images(table, "image", source)
-    if isinstance(tables, MaskTables):
-        for table in tables.masks.values():
-            refuse_foreign_images(table, "mask", source)
+    masks = tables.masks if isinstance(tables, MaskTables) else {}
+    for column, splits in (("image", tables.images), ("mask", masks)):
+        for table in splits.values():
+            refuse_foreign_images(table, column, source)
     return tables
 
 

@@ -146,7 +146,15 @@ def predict(
         raise UserError("Ray cannot load a model object; give the model's folder or Hub id, or leave runner='ray' out")
     if runner == "ray" and is_dense:
         raise UserError("--runner ray does not work with a segmentation or detection model; leave --runner ray out")
-    _check_prediction_options(is_dense, tiles, draft, max_num_patches)
+    if tiles and not is_dense:
+        raise UserError(
+            "--tiles only works for segmentation and detection, but this is a classifier; leave --tiles out"
+        )
+    if draft and is_dense:
+        raise UserError("--draft only works for classifiers, not for segmentation and detection; leave --draft out")
+    if max_num_patches is not None and (is_dense or draft):
+        other = "--draft" if draft else "segmentation and detection"
+        raise UserError(f"--max-num-patches does not work with {other}; leave --max-num-patches out")
     options: dict[str, Any] = {"batch_size": batch_size, "skip_bad_images": skip_bad_images or output is not None}
     with restored_modes(model), open_runner(runner, address, device) as ray:
         if is_dense:
@@ -169,19 +177,6 @@ def predict(
         if output is not None:
             return write_predictions(loaded, image_paths, output, **options)
         return list(iterate_predictions(loaded, image_paths, **options))
-
-
-def _check_prediction_options(is_dense: bool, tiles: bool, draft: bool, max_num_patches: int | None) -> None:
-    """Raise a UserError for options of `predict` that do not work with the model or with each other."""
-    if tiles and not is_dense:
-        raise UserError(
-            "--tiles only works for segmentation and detection, but this is a classifier; leave --tiles out"
-        )
-    if draft and is_dense:
-        raise UserError("--draft only works for classifiers, not for segmentation and detection; leave --draft out")
-    if max_num_patches is not None and (is_dense or draft):
-        other = "--draft" if draft else "segmentation and detection"
-        raise UserError(f"--max-num-patches does not work with {other}; leave --max-num-patches out")
 
 
 def _find_dense_task(model: Any) -> DenseTask | None:

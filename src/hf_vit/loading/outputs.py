@@ -318,18 +318,13 @@ def segment(
 ) -> list[torch.Tensor]:
     """Predict the class of every pixel, [H, W] for every image of `sizes` (height, width) px, as the processor does."""
     outputs: Any = model(pixel_values=pixel_values)
-    canvases = list(sizes)
+    canvases = [(height, width) for height, width in sizes]
     if getattr(processor, "do_split_image", None):  # EoMT's divides images, and joins the parts with their offsets
         outputs.patch_offsets = _process_blank(processor, sizes)["patch_offsets"]
     elif hasattr(processor, "do_split_image") and processor.do_pad:  # or pads them to squares
         canvases = [(max(size), max(size)) for size in sizes]
-    maps = compute_class_maps(outputs, processor, canvases)
+    maps = processor.post_process_semantic_segmentation(outputs, target_sizes=canvases)
     return [class_map[:height, :width] for class_map, (height, width) in zip(maps, sizes, strict=True)]
-
-
-def compute_class_maps(outputs: Any, processor: Any, sizes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    """Compute class maps from a model's outputs, see `segment`."""
-    return processor.post_process_semantic_segmentation(outputs, target_sizes=[tuple(size) for size in sizes])
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ from hf_vit.evaluation.protocols.dense import (
     require_metrics,
 )
 from hf_vit.families import DENSE_HEADS, DenseHead, DenseTask
-from hf_vit.loading.outputs import compute_class_maps, compute_detections
+from hf_vit.loading.outputs import compute_detections
 from hf_vit.loading.start import build_model, build_processor, find_backbone, load_dense_model
 from hf_vit.models.configuration_hf_hybrid_vit import HfHybridViTConfig
 from hf_vit.models.configuration_hf_mixer import HfMixerConfig
@@ -394,18 +394,13 @@ _DETECTION_KEYS = ("boxes", "scores", "labels")
 _TRUTH_KEYS = {"boxes": "boxes", "labels": "class_labels", "iscrowd": "iscrowd"}
 
 
-def _list_sizes(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return (height, width) px of every image of a batch."""
-    count, _, height, width = batch["pixel_values"].shape
-    return [(int(height), int(width))] * count
-
-
 def make_segmentation_judge(processor: Any, names: list[str]) -> Judge:
     """Make the judge of segmentation, which counts the pixels of every class and computes the mean IoU."""
     meter = SegmentationMeter(len(names))
 
     def pair_maps(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
-        maps = compute_class_maps(outputs, processor, _list_sizes(batch))
+        sizes = [tuple(image.shape[1:]) for image in batch["pixel_values"]]
+        maps = processor.post_process_semantic_segmentation(outputs, target_sizes=sizes)
         return [(class_map.cpu(), truth.cpu()) for class_map, truth in zip(maps, batch["labels"], strict=True)]
 
     def compute_scores() -> dict[str, float]:
@@ -421,7 +416,8 @@ def make_detection_judge(processor: Any, names: list[str]) -> Judge:
 
     def pair_boxes(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
         """Return (detected boxes, annotated boxes) for every image of a batch, on the CPU."""
-        predictions = compute_detections(outputs, processor, _list_sizes(batch))
+        sizes = [tuple(image.shape[1:]) for image in batch["pixel_values"]]
+        predictions = compute_detections(outputs, processor, sizes)
         boxes = [{name: image[name].cpu() for name in _DETECTION_KEYS} for image in predictions]
         labels = batch["labels"]
         truths = [{name: image[key].cpu() for name, key in _TRUTH_KEYS.items() if key in image} for image in labels]
