@@ -557,18 +557,6 @@ def test_a_released_name_of_timm(tmp_path: Path):
         torch.testing.assert_close(ours(images).logits, model.eval()(images), rtol=0, atol=1e-5)
 
 
-@torch.no_grad()
-def test_the_name_decides_where_timm_shares_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Weights of CLIP with QuickGELU are in the repositories of timm's CLIPs with the exact GELU."""
-    model = of_timm("vit_base_patch16_clip_quickgelu_224", embed_dim=64, num_heads=1)
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"architecture": "vit_base_patch16_clip_224"}')
-    monkeypatch.setattr("hf_vit.conversion.fetching.download_model", lambda *_: tmp_path)  # no network
-    ours = hf_vit.from_hub("timm:vit_base_patch16_clip_quickgelu_224.openai", image_size=(12, 12))
-    images = torch.randn(2, 3, 12, 12)
-    torch.testing.assert_close(ours(images).logits, model(images), rtol=0, atol=1e-5)
-
-
 def test_others_of_timm_are_refused(tmp_path: Path):
     """Gated MLPs (gMixer) and affine norms (ResMLP) are other networks, whatever their keys."""
     gated = save_timm(mixer_of_timm("gmixer_24_224", mlp_layer=GluMlp), tmp_path / "gated")

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import json
 import os
 import sys
 from dataclasses import asdict
@@ -281,7 +282,8 @@ def take_over(model: str, output: str) -> dict[str, Any]:
     values = Facts.load(Path(output) / "tuned").records[0].values
     seen = (Path(output) / "seen" / "attention_distance.json").is_file()
     conversions = log.getvalue().count("converted in memory")
-    return {"logits": logits, "told": [values.get("base_model"), values.get("origin"), seen, conversions]}
+    activation = json.loads((Path(output) / "tuned" / "config.json").read_text())["hidden_act"]
+    return {"logits": logits, "told": [values.get("base_model"), values.get("origin"), seen, conversions, activation]}
 
 
 def train(
