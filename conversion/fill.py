@@ -143,7 +143,7 @@ def build_processor(plan: Plan) -> "ViTImageProcessor":
     height, width = as_pair(plan.config.image_size)
     channels = plan.config.num_channels
     half = [0.5] * channels
-    fields: dict[str, Any] = {"image_mean": half, "image_std": half} | (plan.processor or {})
+    fields: dict[str, Any] = {"image_mean": half, "image_std": half, **(plan.processor or {})}
     fields["do_convert_rgb"] = channels == 3
     if plan.resample or "size" not in fields:
         fields = {name: value for name, value in fields.items() if name not in ("crop_size", "do_center_crop")}

@@ -325,7 +325,6 @@ OPEN_CLIP = Origin(
 # attention; spatial and language models are towers without a last norm.
 
 _PE_POOL = "attn_pool"
-_POOL = "pooler.map"
 _is_core = make_recognizer(_OPEN_PATCHES, _OPEN_BASES, rf"(^|\.){_PE_POOL}\.probe$")
 _is_tower = make_recognizer(
     _OPEN_PATCHES, _OPEN_BASES, _OPEN_BLOCKS, lacks=r"(^|\.)(ln_post\.weight|proj|attn_pool\..+)$"
@@ -364,15 +363,15 @@ PERCEPTION_ENCODER = replace(
     name="perception_encoder",
     rules=(
         *(replace(rule, part=_PE_PARTS.get(rule.key, rule.part)) for rule in OPEN_CLIP.rules),
-        KeyRule(f"{_PE_POOL}.probe", "11D", "keep", f"{_POOL}.probe", "map"),
+        KeyRule(f"{_PE_POOL}.probe", "11D", "keep", f"{_MAP}.probe", "map"),
         KeyRule(
-            f"{_PE_POOL}.attn.in_proj_weight", ("3D", "D"), "keep", f"{_POOL}.attention.{{q,k,v}}_proj.weight", "map"
+            f"{_PE_POOL}.attn.in_proj_weight", ("3D", "D"), "keep", f"{_MAP}.attention.{{q,k,v}}_proj.weight", "map"
         ),
-        KeyRule(f"{_PE_POOL}.attn.in_proj_bias", ("3D",), "keep", f"{_POOL}.attention.{{q,k,v}}_proj.bias", "map"),
-        *dense(f"{_PE_POOL}.attn.out_proj", "DD", f"{_POOL}.attention.o_proj", "map"),
-        *dense(f"{_PE_POOL}.layernorm", "D", f"{_POOL}.layernorm", "map"),
-        *dense(f"{_PE_POOL}.mlp.c_fc", "XD", f"{_POOL}.mlp.fc1", "map"),
-        *dense(f"{_PE_POOL}.mlp.c_proj", "DX", f"{_POOL}.mlp.fc2", "map"),
+        KeyRule(f"{_PE_POOL}.attn.in_proj_bias", ("3D",), "keep", f"{_MAP}.attention.{{q,k,v}}_proj.bias", "map"),
+        *dense(f"{_PE_POOL}.attn.out_proj", "DD", f"{_MAP}.attention.o_proj", "map"),
+        *dense(f"{_PE_POOL}.layernorm", "D", f"{_MAP}.layernorm", "map"),
+        *dense(f"{_PE_POOL}.mlp.c_fc", "XD", f"{_MAP}.mlp.fc1", "map"),
+        *dense(f"{_PE_POOL}.mlp.c_proj", "DX", f"{_MAP}.mlp.fc2", "map"),
     ),
     recognizes=lambda shapes: _is_core(shapes) or _is_tower(shapes),
     configure=_configure_perception_encoder,

@@ -138,8 +138,7 @@ def _select_dinov3_names(shapes: Shapes) -> KeyNames:
 
 def _configure_dinov3(network: Network) -> Fields:
     """Return the fields of the config; those that names and shapes do not show are the same in all released models."""
-    dims = network.dims
-    parts = network.parts
+    dims, parts = network.dims, network.parts
     # No array shows the image size; models of DINOv3 take any number of whole patches.
     height, width = network.patches.sides
     default_size = 224 if 224 % height == 0 else 14 * height, 224 if 224 % width == 0 else 14 * width

@@ -295,8 +295,7 @@ class Network:
             dims |= {"P": side, "Q": side, "C": channels}
         if "Y" not in dims:
             return replace(self, dims=dims)
-        h = dims["Y"]
-        w = dims.get("V", dims["Y"])
+        h, w = dims["Y"], dims.get("V", dims["Y"])
         size = h * dims["P"], w * dims["Q"]
         if self.image_size not in (None, size):
             raise UserError(

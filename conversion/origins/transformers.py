@@ -319,7 +319,6 @@ DINOV2 = Origin(
 
 # I-JEPA (arXiv 2301.08243): a ViT without class token.
 
-
 IJEPA = replace(
     VIT,
     name="transformers_ijepa",
@@ -482,9 +481,7 @@ AIMV2 = replace(
         *weights(f"{_AIMV2_BLOCK}.ffn.down_proj", "DM", f"{_BLOCK}.mlp.down_proj"),
         *weights("rms_norm", "D", "layernorm"),
     ),
-    recognizes=make_recognizer(
-        _AIMV2_PATCHES, ("", "vision_model."), r"(^|\.)encoder\.layers\.\d+\.ffn\.gate_proj\.weight$"
-    ),
+    recognizes=make_recognizer(_AIMV2_PATCHES, _TOWER_BASES, r"(^|\.)encoder\.layers\.\d+\.ffn\.gate_proj\.weight$"),
     names=lambda shapes: unwrap(shapes, _AIMV2_PATCHES, _AIMV2_IGNORED, _TOWER_BASES),
     declared=_read_aimv2_config,
     foreign_heads={r"head\..+": "attention pooling without an MLP (use_head)"},

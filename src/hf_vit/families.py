@@ -243,6 +243,15 @@ def refuse_regression(model: Any, name: str, purpose: str, remedy: str = "hf-vit
         raise UserError(f"{purpose} needs a classifier, but {name} is a regression model ({reason}); {remedy}")
 
 
+def refuse_other_channels(model: Any, name: str) -> None:
+    """Raise a UserError if a model of timm, or the model of a configuration, does not take RGB images."""
+    channels = getattr(model, "in_chans", getattr(model, "num_channels", 3))
+    if channels != 3:
+        raise UserError(
+            f"{name} takes images with num_channels={channels}; give a model for RGB images (num_channels=3)"
+        )
+
+
 def refuse_diverged(model: Any, name: str, use: str) -> None:
     """Raise UserError if a model has weights that are NaN or infinite; `use` is what was to be done ("exported")."""
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):

@@ -23,6 +23,7 @@ from transformers import (
 import hf_vit
 from hf_vit.conversion.origins.beside import RESAMPLE
 from hf_vit.errors import UserError
+from hf_vit.loading import load_model
 
 IMAGES = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 
@@ -132,6 +133,13 @@ def test_pixels_are_those_of_transformers(case: str, photo: Image.Image, tmp_pat
     pil = getattr(transformers, f"{type(processor).__name__}Pil")
     theirs, ours = pil.from_pretrained(tmp_path), ViTImageProcessorPil.from_dict(found.to_dict())
     assert np.array_equal(theirs(photo)["pixel_values"][0], ours(photo)["pixel_values"][0])
+
+
+def test_a_gray_model_is_refused_where_images_have_colors(tmp_path: Path):
+    save_timm(of_timm(in_chans=1, embed_dim=64, num_heads=1), tmp_path)
+    for source in (tmp_path, tmp_path / "model.safetensors"):  # timm runs the first, and this package the second
+        with pytest.raises(UserError, match=r"takes images with num_channels=1; give a model for RGB images"):
+            load_model(source)
 
 
 def test_older_preprocessor_files(tmp_path: Path):

@@ -18,7 +18,7 @@ from hf_vit.conversion.progress import quiet_transformers
 from hf_vit.display import shorten_list
 from hf_vit.environment import pick_device
 from hf_vit.errors import UserError, get_first_line
-from hf_vit.families import get_first_class_name
+from hf_vit.families import get_first_class_name, refuse_other_channels
 from hf_vit.loading.outputs import TASKS
 from hf_vit.repositories.reading import WEIGHTS, download_model, explain_load_errors, refuse_unread_weights
 
@@ -62,11 +62,7 @@ def load_transformers(
             config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise UserError(f"{name} cannot be read as a model: {get_first_line(error)}") from error
-        channels = getattr(config, "num_channels", 3)
-        if channels != 3:
-            raise UserError(
-                f"{name} takes images with num_channels={channels}; give a model for RGB images (num_channels=3)"
-            )
+        refuse_other_channels(config, name)
         first_class = get_first_class_name(getattr(config, "architectures", None)) or "no class named"
         is_classifier = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
         if as_classifier and not is_classifier:
@@ -162,6 +158,7 @@ def load_timm(source: Source, device: str | None = None) -> Any:
         raise UserError(
             f"timm:{name} cannot be loaded ({reason:.200}); choose a name from timm.list_models(pretrained=True)"
         ) from error
+    refuse_other_channels(model, source.name)
     model.problem_type = source.stored.get("problem_type")
     return model.eval().to(torch_device)
 

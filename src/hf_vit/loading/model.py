@@ -31,7 +31,7 @@ from hf_vit.data.transforms import keeps_shapes, refuse_own_shapes
 from hf_vit.display import shorten_list
 from hf_vit.environment import keep_freed_memory, pick_device
 from hf_vit.errors import UserError
-from hf_vit.families import refuse_regression
+from hf_vit.families import refuse_other_channels, refuse_regression
 from hf_vit.loading.folders import ImageGPTFeatures, get_timm_label_names, load_timm, load_transformers, wrap_image_gpt
 from hf_vit.loading.graphs import GraphForImageClassification, find_graph, pad_to_canvas
 from hf_vit.models.configuration_hf_vit import as_pair
@@ -359,6 +359,7 @@ def _read_file_states(folder: Path) -> frozenset[tuple[object, ...]]:
 def _convert(source: Source, device: str | None) -> LoadedModel:
     """Convert a checkpoint and return the model."""
     torch_device = pick_device(device)
+    refuse_other_channels(source.plan.config, source.name)
     model: Any = source.load()
     model.to(torch_device)
     name = source.checkpoint.name if source.folder is None else get_source_name(source)
