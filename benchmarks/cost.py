@@ -1,9 +1,10 @@
 """Measure how time and memory grow with the number of tokens in every family, and what forms of the tanh GELU cost.
 
-growth: CPU seconds of one thread, and the most memory beside the weights, of small models as loaded. An exponent is the
-slope of the logarithms against the number of tokens. Theory is, for time, the slope of the FLOPs on the same points
-(without softmax and sums); for memory 1, as no matrix of all pairs of tokens is made, but 1.5 for AxialResNet, whose
-logits have a row for every token. "worse" are exponents more than a tenth above theory.
+growth: CPU seconds of one thread, and the most memory beside the weights, of small models as loaded, and of AxialResNet
+by `optimize_for_inference`, too, which computes few lines at a time. An exponent is the slope of the logarithms against
+the number of tokens. Theory is, for time, the slope of the FLOPs on the same points (without softmax and sums); for
+memory 1, as no matrix of all pairs of tokens is made, but 1.5 for AxialResNet as loaded, whose logits have a row for
+every token. "worse" are exponents more than a tenth above theory.
 
 gelu: milliseconds of one thread, forward without gradients and backward, and the mean error of values and gradients
 against float64, as a multiple of that of torch's kernel. u is sqrt(2 / pi) (x + 0.044715 x^3).
@@ -19,16 +20,19 @@ import torch
 from script import Script, alternate, parser, vit_sizes
 from torch.nn import functional as F
 
+from hf_vit import optimize_for_inference
 from hf_vit.cost.flops import forward_flops
 from hf_vit.environment import keep_freed_memory
 from hf_vit.families import FAMILIES
 from hf_vit.speed.measuring import measure_peak_memory
 
 SIDES, PATCH = (16, 24, 32, 48), 8  # patches, px; in smaller grids a local window holds nearly all tokens
+OPTIMIZED = "axial_resnet, optimized"
 MEMORY_THEORY = {"axial_resnet": 1.5}  # of the others: 1
 ROTARY = {"rotary_embedding": "axial", "position_embedding": "none"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in FAMILIES}
 CASES |= {f"{name}, rotary": (name, ROTARY) for name, family in FAMILIES.items() if family.is_vit}
+CASES[OPTIMIZED] = ("axial_resnet", {})
 
 FACTOR = 2 * math.sqrt(2 / math.pi)  # of x in 2 u
 CUBIC = FACTOR * 0.044715
@@ -88,6 +92,8 @@ def measure_growth(report: Script) -> None:
         points: list[tuple[float, ...]] = []
         for side in SIDES:
             model = build_model(family, fields, side)
+            if name == OPTIMIZED:
+                optimize_for_inference(model)
             images = torch.randn(2, 3, *model.config.nominal_size)
             model(images)
             seconds = min(cpu_seconds(lambda: model(images)) for _ in range(report.options.turns))  # noqa: B023
@@ -95,7 +101,7 @@ def measure_growth(report: Script) -> None:
         tokens, *quantities = np.log(np.array(points)).T
         slopes = [round(float(np.polyfit(tokens, values, 1)[0]), 3) for values in quantities]
         row = dict(zip(("time", "time_theory", "memory"), slopes, strict=True))
-        row["memory_theory"] = MEMORY_THEORY.get(family, 1.0)
+        row["memory_theory"] = MEMORY_THEORY.get(name, 1.0)
         is_worse = any(row[value] > 1.1 * row[f"{value}_theory"] for value in ("time", "memory"))
         report.record(part="growth", family=name, **row, worse=is_worse, points=points)
 
