@@ -585,6 +585,28 @@ def test_checkpoints_by_command(checkpoints, pictures, tmp_path, succeeds):
     assert not (checkpoints / "checkpoint-5" / "facts.json").exists()
 
 
+class AppleTensor(torch.Tensor):
+    """A tensor that refuses float64, as those on Apple's GPUs, until it is moved to the CPU."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        output = super().__torch_function__(func, types, args, kwargs)
+        if func is torch.Tensor.cpu:
+            return output.as_subclass(torch.Tensor)
+        if isinstance(output, cls) and output.dtype == torch.float64:
+            raise TypeError(f"{func} made float64")
+        return output
+
+
+def test_apple_gpus_need_no_float64(pictures, with_processor):
+    model, processor = with_processor(FAMILIES["plain"].build("classification"))
+    first = next(module for module in model.modules() if isinstance(module, torch.nn.Conv2d))
+    first.register_forward_hook(lambda module, inputs, output: output.as_subclass(AppleTensor))
+    assert predict((model, processor), pictures, skip_bad_images=True)
+    only = ["patch_permutation", "attention_distance", "equivariance", "cka"]
+    assert analyze((model, processor), make_images(9), only=only, settings=SETTINGS)
+
+
 @pytest.mark.gpu
 def test_a_gpu_gives_the_numbers_of_the_cpu(saved, pictures):
     cpu, gpu = (analyze(saved, pictures, settings=SETTINGS, device=device) for device in ("cpu", "cuda"))

@@ -8,7 +8,9 @@ import torch
 from models.families import FAMILIES
 from scipy.ndimage import zoom
 from timm.layers import RelPosBias
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_vit.models.embeddings_hf_vit import (
     RelativePositionBias,
@@ -301,3 +303,23 @@ def test_training_moves_centered_coordinates(moved: str):
         assert ((factor >= 1 / 1.5) & (factor <= 1.5)).all()
         assert bool(((factor - 1).abs() < 1e-9).all()) is is_shift
         assert bool((factor[0] - factor[1]).abs() > 1e-9) is (moved == "rotary_jitter")
+
+
+class NoFloat64(TorchDispatchMode):
+    """Refuse float64 on the device "mps", as Apple's GPUs do."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        if isinstance(output, torch.Tensor) and output.device.type == "mps" and output.dtype == torch.float64:
+            raise TypeError(f"{func} made float64")
+        return output
+
+
+@pytest.mark.parametrize("kind", ["sincos_2d", "sincos_1d"])
+def test_apple_gpus_need_no_float64(kind: str):
+    table = PLAIN.build("model", kind).embeddings
+    with FakeTensorMode(), NoFloat64(), torch.no_grad():
+        rows, _ = table.compute_position_table((3, 5), like=torch.empty(1, device="mps"))
+        kernel = resample_patch_kernel(torch.empty(7, 3, 4, 4, device="mps"), (6, 6))
+    assert {rows.device.type, kernel.device.type} == {"mps"}
+    assert {rows.dtype, kernel.dtype} == {torch.float32}

@@ -144,4 +144,4 @@ def _find_logits(output: object) -> torch.Tensor | None:
 def _compute_final_output(output: object, last: torch.Tensor) -> torch.Tensor:
     """Return the logits [B, K], or the mean over positions of the last feature map [B, D, h, w]."""
     logits = _find_logits(output)
-    return check_finite((last.mean(dim=(2, 3)) if logits is None else logits).double(), "outputs")
+    return check_finite((last.mean(dim=(2, 3)) if logits is None else logits).cpu().double(), "outputs")

@@ -31,7 +31,7 @@ _MAX_TILES = 14  # tiles along an axis of the plot; more would be too small to s
 def compute_position_similarity(table: torch.Tensor) -> torch.Tensor:
     """Return the cosine similarities [h, w, h, w] of all pairs of position embeddings [h, w, D]."""
     h, w = table.shape[:2]
-    rows = F.normalize(table.detach().flatten(0, 1).double(), dim=-1)
+    rows = F.normalize(table.detach().cpu().flatten(0, 1).double(), dim=-1)
     return (rows @ rows.T).view(h, w, h, w)
 
 

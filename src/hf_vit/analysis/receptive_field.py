@@ -32,7 +32,7 @@ def compute_field_energy(maps: torch.Tensor, pixel_values: torch.Tensor, signs: 
     h, w = maps.shape[2:]
     middle = (maps[:, :, h // 2, w // 2] * signs).sum()
     (gradient,) = torch.autograd.grad(middle, pixel_values, retain_graph=True)
-    return gradient.double().square().sum(dim=(0, 1)).cpu()
+    return gradient.cpu().double().square().sum(dim=(0, 1))
 
 
 def compute_field_metrics(energy: torch.Tensor, grid: tuple[int, int]) -> dict[str, float]:

@@ -81,7 +81,7 @@ class ShapeBias(Analysis):
             with torch.inference_mode():
                 logits = compute_logits(loaded.model, pixel_values, **forward_options(loaded.model, pixel_values))
             probabilities = convert_to_scores(loaded.model, logits)
-            predictions.append(decide_classes(probabilities, conflicts.labels).cpu())
+            predictions.append(decide_classes(probabilities, conflicts.labels))
         answers = torch.cat(predictions).numpy()
         counts = count_decisions(answers, conflicts.shapes, conflicts.textures, len(conflicts.classes))
         self.notes += [f"classes: {', '.join(conflicts.classes)}", f"decisions: {', '.join(DECISIONS)}"]

@@ -307,16 +307,17 @@ def find_largest(values: "torch.Tensor", count: int) -> "torch.Tensor":
 
 
 def convert_to_scores(model: "nn.Module", logits: "torch.Tensor") -> "torch.Tensor":
-    """Convert logits [B, K] to float64 probabilities of classes, or to values of a regression."""
+    """Convert logits [B, K] to probabilities of classes, or to values of a regression, in float64 on the CPU."""
     kind = get_problem_type(model)
+    values = logits.cpu().double()  # Apple's GPUs have no float64
     if kind == "regression":
-        return logits.double()
-    return logits.double().sigmoid() if kind == "multi_label_classification" else logits.double().softmax(-1)
+        return values
+    return values.sigmoid() if kind == "multi_label_classification" else values.softmax(-1)
 
 
 def compute_scores(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "torch.Tensor":
-    """Return the scores of images, see `convert_to_scores`, [B, K] on the CPU."""
-    return convert_to_scores(model, compute_logits(model, pixel_values)).cpu()
+    """Return the scores of images, see `convert_to_scores`, [B, K]."""
+    return convert_to_scores(model, compute_logits(model, pixel_values))
 
 
 def compute_features(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeature") -> "NDArray[np.float32]":

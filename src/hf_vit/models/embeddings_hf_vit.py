@@ -151,7 +151,7 @@ def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid, antialias: bool
     size = old_patch[0] * old_patch[1]
     basis = torch.eye(size, dtype=torch.float64).reshape(size, 1, *old_patch)
     resized = F.interpolate(basis, size=new_patch, mode="bilinear", antialias=antialias).reshape(size, -1)
-    fitted_kernel = kernel.detach().double().cpu().flatten(2) @ torch.linalg.pinv(resized).T
+    fitted_kernel = kernel.detach().cpu().double().flatten(2) @ torch.linalg.pinv(resized).T
     return fitted_kernel.reshape(*kernel.shape[:2], *new_patch).to(kernel.device, kernel.dtype)
 
 
@@ -578,7 +578,9 @@ class HfViTEmbeddings(nn.Module):
             table = torch.cat([rows[:, None].expand(h, w, -1), columns[None].expand(h, w, -1)], dim=-1)
             return table.reshape(1, h * w, -1), getattr(self, "class_position_embedding", None)
         if kind in FIXED_TABLES:
-            return FIXED_TABLES[kind](grid, self.config.hidden_size, like.device)[None].to(like.dtype), None
+            device = None if like.device.type == "mps" else like.device  # Apple's GPUs have no float64
+            table = FIXED_TABLES[kind](grid, self.config.hidden_size, device)[None]
+            return table.to(like.dtype).to(like.device), None
         return None, None
 
     def rotation(self, grid: Grid, like: torch.Tensor, image_grids: list[Grid] | None = None) -> Rotation | None:

@@ -560,7 +560,7 @@ def corruptions(examination: Examination, *, kinds: Sequence[str] | None = None)
 def corrupt_batch(pixels: torch.Tensor, name: str, severity: int, seed: int) -> torch.Tensor:
     """Corrupt pixels [B, 3, H, W] in 0..1; the random numbers of an image do not depend on its batch."""
     kind = list(CORRUPTIONS).index(name)
-    pictures = pixels.permute(0, 2, 3, 1).double().cpu().numpy()
+    pictures = pixels.permute(0, 2, 3, 1).cpu().double().numpy()
     corrupted_images = [
         corrupt(picture, name, severity, make_image_generator(image, seed, kind, severity))
         for picture, image in zip(pictures, pixels, strict=True)
