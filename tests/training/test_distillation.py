@@ -156,7 +156,7 @@ def test_classes_are_matched_by_name(tiny_config, teacher_folder):
     teacher = open_teacher((model, ViTImageProcessor.from_pretrained(teacher_folder))).select_classes(NAMES)
     pixels = torch.rand(2, 3, 8, 8)
     scale = PixelScale.from_processor(ViTImageProcessor.from_pretrained(teacher_folder))
-    torch.testing.assert_close(teacher.answer(pixels, scale), model(pixels).logits[:, [2, 3, 0]], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(teacher.logits(pixels, scale), model(pixels).logits[:, [2, 3, 0]], atol=1e-5, rtol=1e-4)
     with pytest.raises(UserError, match=r"teacher HfViT\w+ cannot be used: the data has classes .*'black'"):
         teacher.select_classes(["blue", "black"])
 
@@ -171,7 +171,7 @@ def test_a_teacher_of_transformers(tmp_path, images):
     assert (teacher.loaded.name, teacher.size) == ("resnet", (32, 32))
     seen = []
     teacher.loaded.model.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
-    assert teacher.answer(torch.rand(2, 3, 8, 8), PixelScale()).shape == (2, 3)
+    assert teacher.logits(torch.rand(2, 3, 8, 8), PixelScale()).shape == (2, 3)
     assert seen == [(2, 3, 32, 32)]
 
 

@@ -194,6 +194,7 @@ def test_other_images_are_all_evaluated_with_persistent_workers_too(make_trainer
     found = [trainer.evaluate(*images)["eval_loss"] for images in ((), (others,), ())]
     predictions = torch.from_numpy(trainer.predict(others).predictions)
     assert len(predictions) == len(others)
+    assert trainer.get_eval_dataloader(validation) is trainer.get_eval_dataloader(), "its workers stay"
     with torch.no_grad():
         for images, loss in zip((validation, others, validation), found, strict=True):
             expected = F.cross_entropy(trainer.model(images.pixels).logits, images.labels)

@@ -197,7 +197,7 @@ def _group_images_by_split(folder: Path) -> dict[str, list[Path]]:
     splits: dict[str, list[Path]] = {}
     files, _ = walk(folder)
     for parts in filter(_has_image_name, files):
-        split = split_name(parts[0]) or "train"  # the name of an image is that of no split
+        split = split_name(parts[0]) or "train"  # the name of an image file names no split
         splits.setdefault(split, []).append(folder.joinpath(*parts))
     return splits
 

@@ -42,7 +42,8 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
     """
     (h, w), (new_h, new_w) = table.shape[:2], new_grid
     if mode.endswith("_square"):
-        side: Any = torch.maximum(new_h, new_w) if isinstance(new_h, torch.Tensor) else torch.sym_max(new_h, new_w)
+        maximum: Any = torch.maximum if isinstance(new_h, torch.Tensor) else torch.sym_max  # torch.jit traces tensors
+        side = maximum(new_h, new_w)
         square = resample_grid(table, (side, side), mode.removesuffix("_square"), offset)[:new_h, :new_w]
         if h == w or not is_graph():
             return square

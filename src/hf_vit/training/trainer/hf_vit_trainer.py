@@ -236,7 +236,8 @@ class HfViTTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
         """Return batches of all images, also where training drops the last incomplete batch."""
         # The Trainer would return the persistent loader of the validation images for any data set.
-        persists = self.args.dataloader_persistent_workers and isinstance(eval_dataset, str | None)
+        is_validation = eval_dataset is self.eval_dataset or isinstance(eval_dataset, str | None)
+        persists = self.args.dataloader_persistent_workers and is_validation
         with patch.multiple(self.args, dataloader_drop_last=False, dataloader_persistent_workers=persists):
             loader: Any = super().get_eval_dataloader(eval_dataset)
         inner = getattr(loader, "base_dataloader", loader)  # which starts the workers of accelerate's loader
