@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from training.conftest import make_tiny_config, same_weights, untimed_log
 
-from hf_vit import HfAxialResNetConfig, HfMixerConfig, UserError
+from hf_vit import HfAxialResNetConfig, HfMixerConfig, HfViTModel, UserError
 from hf_vit.cost import cost_summary
 from hf_vit.training import finetune
 
@@ -78,16 +78,20 @@ def test_heads_are_those_of_images(config, settings, train, cache):
     assert cost_summary(cached.folder).measured.flops_per_second is None  # the backbone did not run
 
 
-def test_resume_is_exact_and_an_interrupted_cache_is_completed(train, killed, cache):
-    whole = train("whole", data="digits", cache_features=True, keep_checkpoints=True)
+def test_resume_is_exact_and_an_interrupted_cache_is_completed(train, killed, cache, tmp_path):
+    """Also where other weights have been saved in the folder of the model since."""
+    encoder, config = str(tmp_path / "encoder"), make_tiny_config()
+    HfViTModel(config).save_pretrained(encoder)
+    whole = train("whole", encoder, data="digits", cache_features=True, keep_checkpoints=True)
     written = files(cache)
     assert sorted(path.name[:9] for path in written) == ["000000000", "000000000", "000001024"]
     lost = next(path for path in written if path.name.startswith("000001024"))
     lost.unlink()
     again = killed(whole, "again")
+    HfViTModel(config).save_pretrained(encoder)
     with pytest.raises(UserError, match="cache_features was True and is now"):
-        train("again", data="digits", resume=True)
-    train("again", data="digits", resume=True, cache_features=True)
+        train("again", encoder, data="digits", resume=True)
+    train("again", encoder, data="digits", resume=True, cache_features=True)
     assert same_weights(again, whole.folder)
     assert [path for path, time in files(cache).items() if written[path] != time] == [lost]
 

@@ -218,6 +218,9 @@ class Task(ABC, Generic[Result]):
             choose_attention(run, model)
         training, validation = self.make_transforms(run)
         if run.options.cache_features:
+            if run.checkpoint is not None and any(run.checkpoint.glob("*.safetensors")):
+                model: Any = run.model  # other weights may have been saved in the folder that it was read from
+                model.load_state_dict(type(model).from_pretrained(run.checkpoint).state_dict())
             train_images, validation_images = load_features(run, {"train": training, "validation": validation})
             bypass_backbone(run.model)
         else:
