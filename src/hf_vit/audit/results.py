@@ -23,7 +23,7 @@ from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.metrics import compute_macro_averages
 from hf_vit.evaluation.protocols.registry import TARGETS, evaluate_protocol
 from hf_vit.evaluation.reading import find_largest
-from hf_vit.hub.card_metadata import describe_inputs, select_current, select_evaluations
+from hf_vit.hub.card_metadata import describe_inputs, select_evaluations
 from hf_vit.hub.model_folder import CARD_NAME, check_inside
 from hf_vit.hub.published_results import (
     ACCURACIES,
@@ -193,7 +193,7 @@ def require_equal(findings: Sequence[Finding]) -> None:
 def select_records(facts: Facts) -> list[Record]:
     """Return the records to evaluate again: those in the card's tables."""
     latest: dict[object, Record] = {}
-    for record in select_current(facts):
+    for record in facts.select_current():
         if record.kind == "evaluation" and isinstance(record.values.get("headline"), dict):
             data = record.data
             data_key = None if data is None else (data.name, data.split, data.size, data.fingerprint)

@@ -11,7 +11,6 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.families import get_problem_type
-from hf_vit.hub.card_metadata import select_current
 from hf_vit.loading.optimizing import record_engine
 from hf_vit.results.facts import Facts, Record, append_record, make_record, redact_json
 from hf_vit.results.figures import save_figure
@@ -58,7 +57,10 @@ def save_protocol(
     model_folder = run.examination.loaded.folder if folder is None else Path(folder)
     name = run.protocol.replace("-", "_")
     if output is not None:
-        _write_document(run, Path(output), name)
+        document = Path(output, f"{name}.json")
+        document.parent.mkdir(parents=True, exist_ok=True)
+        plots = _draw_plots(run, document.parent, name, find_own_plots(document))
+        write_atomically(document, _make_document(run, plots))
     if model_folder is None:
         return None
     card_plots: list[str] = []
@@ -77,14 +79,6 @@ def save_protocol(
     if output is None or is_writable(model_folder):
         append_record(model_folder, record)
     return record
-
-
-def _write_document(run: ProtocolRun, output: Path, name: str) -> None:
-    """Write the metrics and the plots into a folder that is not the model's."""
-    output.mkdir(parents=True, exist_ok=True)
-    document = output / f"{name}.json"
-    plots = _draw_plots(run, output, name, find_own_plots(document))
-    write_atomically(document, _make_document(run, plots))
 
 
 def _list_recorded_plots(folder: Path) -> list[str]:
@@ -154,7 +148,7 @@ def collect_warnings(
     digests = examination.list_digests()
     data = examination.data
     trained_images = count_trained(folder, digests)
-    training = _find_training(Facts.load(folder))
+    training = Facts.load(folder).find_latest("training")
     warnings = list[str]()
     if trained_images:
         warnings.append(
@@ -185,15 +179,10 @@ def may_replace_plots(examination: Examination, protocol: str, folder: Any) -> b
     if examination.split == "train":
         return False
     facts = Facts.load(folder)
-    training = _find_training(facts)
+    training = facts.find_latest("training")
     if protocol != "top1" or training is None or training.data is None:
         return True
     training_fingerprint = training.data.fingerprint
-    plotted = [record for record in select_current(facts) if isinstance(record.values.get("pictures"), list)]
+    plotted = [record for record in facts.select_current() if isinstance(record.values.get("pictures"), list)]
     fingerprints = [record.data.fingerprint for record in plotted if record.data is not None]
     return training_fingerprint not in fingerprints or examination.data.fingerprint == training_fingerprint
-
-
-def _find_training(facts: Facts) -> Record | None:
-    """Return the latest training, if there is one."""
-    return next(iter(reversed(facts.filter_kind("training"))), None)

@@ -52,12 +52,6 @@ def load_facts(folder: str | os.PathLike[str], config: ModelConfig) -> Facts:
     return facts
 
 
-def select_current(facts: Facts) -> list[Record]:
-    """Return the last training or conversion and all records after it: those that describe the current weights."""
-    weight_changes = [index for index, record in enumerate(facts.records) if record.kind in ("training", "conversion")]
-    return facts.records[weight_changes[-1] if weight_changes else 0 :]
-
-
 def select_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> list[Record]:
     """Return the last evaluation of the current weights by these protocols, for every data set and split.
 
@@ -69,7 +63,7 @@ def select_evaluations(facts: Facts, protocols: Sequence[str] = ("top1",)) -> li
         return not evaluation.values.get("fed"), (evaluation.data and evaluation.data.size) or 0
 
     latest: dict[object, Record] = {}
-    for record in select_current(facts):
+    for record in facts.select_current():
         if record.kind == "evaluation" and find_protocol(record) in protocols:
             data = record.data or DataFact(name="unnamed")
             key = (data.name, data.split, data.fingerprint)

@@ -19,7 +19,7 @@ from typing import Any
 
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.families import find_family
-from hf_vit.hub.card_metadata import describe_inputs, select_current, select_evaluations, select_main_evaluation
+from hf_vit.hub.card_metadata import describe_inputs, select_evaluations, select_main_evaluation
 from hf_vit.hub.model_folder import ModelConfig, Size, count_parameters
 from hf_vit.hub.published_results import find_hub_dataset, parse_hub_id
 from hf_vit.repositories.reading import CONFIG, explain_load_errors
@@ -256,7 +256,7 @@ def _make_evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
     """Return results, plots and further measurements of the current weights."""
     results = select_evaluations(facts)
     main = select_main_evaluation(facts)
-    current_records = select_current(facts)
+    current_records = facts.select_current()
     training = facts.find_latest("training")
     commands = dict.fromkeys(to_one_line(record.command) for record in results)
     per_class: Any = main.values.get("per_class") if main else None

@@ -122,13 +122,18 @@ class Facts(BaseModel):
         return next(reversed(self.filter_kind(kind)), None)
 
     def find_thresholds(self) -> dict[str, Any]:
-        """Return the last recorded threshold of every class of a multi-label model; not all data have all classes."""
-        thresholds = (record.values.get("thresholds") for record in self.records)  # a list for other protocols
+        """Return the current weights' last threshold of every class, if multi-label; not all data have all classes."""
+        thresholds = (record.values.get("thresholds") for record in self.select_current())  # a list for other protocols
         return {name: value for part in thresholds if isinstance(part, dict) for name, value in part.items()}
 
     def list_origins(self) -> list[Record]:
         """Return the records of how the weights were made (training and conversion), oldest first."""
         return [record for record in self.records if record.kind in ("training", "conversion")]
+
+    def select_current(self) -> list[Record]:
+        """Return the last training or conversion and all records after it: those that describe the current weights."""
+        origins = [index for index, record in enumerate(self.records) if record.kind in ("training", "conversion")]
+        return self.records[origins[-1] if origins else 0 :]
 
 
 def append_record(folder: str | os.PathLike[str], record: Record) -> None:
