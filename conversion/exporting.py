@@ -126,7 +126,7 @@ def export(
         if calibrate is not None:
             size = as_pair(loaded.config.image_size)
             calibration = Calibration.load(calibrate, processor, size, input_form, agreement or AGREEMENT)
-        facts_folder = source.folder if get_problem_type(loaded) == "multi_label_classification" else None
+        facts_folder = source.facts_folder if get_problem_type(loaded) == "multi_label_classification" else None
         thresholds = {} if facts_folder is None else Facts.load(facts_folder).find_thresholds()
         with deliver_folder(output_folder, force) as folder:
             graph_form = input_form, mode, calibration, opset, thresholds

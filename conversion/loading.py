@@ -54,9 +54,12 @@ class Source:
     @property
     def folder(self) -> Path | None:
         """Return the user's local folder, if the name is one."""
-        if self.path is None or self.is_on_hub or self.name.startswith(TIMM):
-            return None
-        return self.path if self.path.is_dir() else None
+        return None if self.is_on_hub or self.name.startswith(TIMM) else self.facts_folder
+
+    @property
+    def facts_folder(self) -> Path | None:
+        """Return the folder in which its facts.json would be, for a Hub model in the Hub's cache."""
+        return self.path if self.path is not None and self.path.is_dir() else None
 
     @property
     def dense_head(self) -> DenseHead | None:

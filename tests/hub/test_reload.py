@@ -23,6 +23,7 @@ import hf_vit
 from hf_vit.data import scenes
 from hf_vit.evaluation import embed
 from hf_vit.hub.card import MARKER, render_card
+from hf_vit.results.facts import append_record, make_record
 
 REPO = "alice/my-vit"
 BACKBONES = {"plain": "HfViTBackbone", "hybrid": "HfHybridViTBackbone", "axial": "HfAxialViTBackbone"}
@@ -137,6 +138,18 @@ def test_embeddings_of_the_hub_are_those_of_a_disk(hub: Loopback, xet_client: Cl
     assert {name: there.get(f"digits/{name}") for name in parts} == {
         name: content_hash(content, lfs=True) for name, content in parts.items()
     }
+
+
+def test_thresholds_of_the_hub_are_those_of_a_disk(hub: Loopback, xet_client: Client, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", problem_type="multi_label_classification")
+    jobs.make_image().save(tmp_path / "image.png")
+    (prediction,) = hf_vit.predict(folder, tmp_path / "image.png")
+    (first, _), *others = prediction.scores
+    thresholds = {first: 1.0} | {name: score / 2 for name, score in others}
+    append_record(folder, make_record("evaluation", values={"thresholds": thresholds}))
+    xet_client.run("hub.jobs:push", folder=str(folder))
+    told = xet_client.command("predict", REPO, tmp_path / "image.png", "--json", token=None)
+    assert set(json.loads(told)[0]["labels"]) == {name for name, _ in others}
 
 
 TOWERS = {

@@ -357,7 +357,7 @@ def _load_thresholds(loaded: LoadedModel, names: Sequence[str]) -> dict[str, flo
     if get_problem_type(loaded.model) != "multi_label_classification":
         return None
     exported: Any = getattr(loaded.model, "thresholds", {})
-    recorded_thresholds = exported if loaded.folder is None else Facts.load(loaded.folder).find_thresholds()
+    recorded_thresholds = exported if loaded.facts_folder is None else Facts.load(loaded.facts_folder).find_thresholds()
     thresholds: dict[str, float] = {}
     for name in names:
         threshold = as_fraction(recorded_thresholds.get(name, 0.5))

@@ -91,6 +91,7 @@ class LoadedModel:
         processor: its image processor of transformers; None for models of timm.
         origin: source format of a converted checkpoint, else None.
         state: identity of the folder's files when they were loaded.
+        facts_folder: folder in which its facts.json would be; unlike `folder` also of models of the Hub and of timm.
     """
 
     model: nn.Module
@@ -100,6 +101,7 @@ class LoadedModel:
     processor: Any = None
     origin: str | None = None
     state: frozenset[tuple[object, ...]] = frozenset()
+    facts_folder: Path | None = None
 
     def check_same_folder(self) -> None:
         """Raise UserError if the files of the folder have changed since the model was loaded."""
@@ -292,7 +294,7 @@ def load_model(
     if library == "timm":
         return _load_from_timm(checkpoint, device, as_classifier)
     model, processor = load_transformers(checkpoint, device, as_classifier=as_classifier)
-    return _wrap(model, processor, get_source_name(checkpoint), checkpoint.folder)
+    return _wrap(model, processor, get_source_name(checkpoint), checkpoint)
 
 
 def _find_library(source: Source) -> tuple[Literal["timm", "transformers"] | None, bool]:
@@ -335,18 +337,19 @@ def _wrap(
     model: nn.Module,
     processor: Any,
     name: str,
-    folder: Path | None = None,
+    source: Source | None = None,
     prepare: Callable[[Sequence[Image.Image]], torch.Tensor] | None = None,
     origin: str | None = None,
 ) -> LoadedModel:
     """Build a `LoadedModel` in evaluation mode."""
     if getattr(getattr(model, "config", None), "model_type", None) == "imagegpt":
         model, prepare = wrap_image_gpt(model, processor)
+    folder, facts_folder = (None, None) if source is None else (source.folder, source.facts_folder)
     state = frozenset[Any]() if folder is None else _read_file_states(folder)
     if prepare is None and keeps_shapes(processor):  # unless `keep_image_sizes` replaces it
         prepare = cast(Any, partial(refuse_own_shapes, processor, f"this use of {name}"))
     prepare = prepare or eval_transform(processor).batch
-    return LoadedModel(model.eval(), prepare, name, folder, processor, origin, state)
+    return LoadedModel(model.eval(), prepare, name, folder, processor, origin, state, facts_folder)
 
 
 def _read_file_states(folder: Path) -> frozenset[tuple[object, ...]]:
@@ -363,7 +366,7 @@ def _convert(source: Source, device: str | None) -> LoadedModel:
     model: Any = source.load()
     model.to(torch_device)
     name = source.checkpoint.name if source.folder is None else get_source_name(source)
-    return _wrap(model, source.processor(), name, source.folder, origin=source.plan.origin)
+    return _wrap(model, source.processor(), name, source, origin=source.plan.origin)
 
 
 def _load_graph(runtime: Runtime, file: Path, device: str | None, needs_layers: bool) -> LoadedModel:
@@ -390,7 +393,9 @@ def _load_from_timm(source: Source, device: str | None, as_classifier: bool) -> 
 
     transform: Any = create_transform(**resolve_model_data_config(model), is_training=False)
     name = TIMM + get_source_name(source).removeprefix(TIMM)
-    return LoadedModel(model, lambda images: torch.stack([transform(image) for image in images]), name)
+    return LoadedModel(
+        model, lambda images: torch.stack(list(map(transform, images))), name, facts_folder=source.facts_folder
+    )
 
 
 def load_models(sources: Sequence[Any], device: str | None = None) -> list[LoadedModel]:

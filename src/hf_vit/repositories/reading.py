@@ -27,7 +27,7 @@ COUNTER = "num_batches_tracked"  # unused buffer of batch norms, which DETR's fr
 _LAYER = re.compile(r"(.*?\.)\d+\.")  # how the weights of a layer begin, and of the list that it is in
 _OF_OTHER_TASKS = re.compile(rf"\.pooler\.|\.mask_token$|\.{COUNTER}$")
 _INDEXES = tuple(f"{name}.index.json" for name in WEIGHTS)
-_DESCRIPTIONS = (CONFIG, ADAPTER, "preprocessor_config.json", "processor_config.json")
+_DESCRIPTIONS = (CONFIG, ADAPTER, "preprocessor_config.json", "processor_config.json", "facts.json")  # has thresholds
 _MAX_JSON_BYTES = 32 * 2**20  # bytes; an index of 1,000 layers has less than one MiB
 # Fields that make libraries load weights or code from outside the checkpoint.
 _REFERENCE_FIELDS = (
