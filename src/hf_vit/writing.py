@@ -33,10 +33,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file in one move; an existing file is replaced only when the new one is complete."""
     # File names in the content may contain bytes that are not valid text.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
-    with replace_file(path) as temporary, explain_write_errors(path), temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    with replace_file(path) as temporary, explain_write_errors(path):
+        temporary.write_bytes(data)
 
 
 @contextmanager
@@ -55,6 +53,7 @@ def replace_file(path: Path) -> Generator[Path]:
             _copy_permissions(path, temporary)
         yield temporary
         with explain_write_errors(path):
+            _sync_file(temporary)
             temporary.replace(path)
     finally:
         with suppress(OSError):  # the disk that failed the write may fail this too
@@ -165,6 +164,23 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
                 path.unlink()
 
 
+def settle_folder(folder: Path) -> None:
+    """Write all files in a new folder to the disk, and give them its permissions.
+
+    A power loss could leave them empty, and safetensors makes files that only their owner can read.
+    """
+    mode = folder.stat().st_mode & 0o666
+    for path in filter(Path.is_file, folder.rglob("*")):
+        with suppress(OSError):  # some file systems have no permissions
+            path.chmod(mode)
+        _sync_file(path)
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb" if os.name == "posix" else "rb+") as file:
+        os.fsync(file.fileno())
+
+
 def _copy_permissions(path: Path, new: Path) -> None:
     """Give a new file the permissions of the file it will replace, always writable by its owner."""
     with suppress(FileNotFoundError):
@@ -197,4 +213,4 @@ def _match_stems(name: str) -> str:
 
 def _get_host() -> str:
     """Return this machine's name as it appears in temporary file names."""
-    return re.sub(r"\W", "", socket.gethostname())[:40]
+    return re.sub(r"\W", "", socket.gethostname())[:64]

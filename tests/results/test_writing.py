@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 import hf_vit
 from hf_vit import UserError
@@ -32,12 +34,16 @@ def left_by(process: int, path: Path, ending: str = "tmp") -> Path:
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_a_dead_process_left_goes(kind: str, dead: int, tmp_path: Path):
+def test_what_a_dead_process_left_goes(kind: str, dead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What a process is writing stays, what is of another machine, and what is of another output."""
+    monkeypatch.setattr("socket.gethostname", lambda: "pod-of-a-long-name-in-a-cluster-whose-number-comes-last-1")
     path = tmp_path / "output"
     mine = left_by(dead, path)
     others = [left_by(os.getppid(), path), left_by(dead, tmp_path / "other")]
     others.append(mine.with_name(mine.name.replace(f"-{dead}-", f"x-{dead}-")))
+    monkeypatch.setattr("socket.gethostname", lambda: "pod-of-a-long-name-in-a-cluster-whose-number-comes-last-2")
+    others.append(left_by(dead, path))
+    monkeypatch.setattr("socket.gethostname", lambda: "pod-of-a-long-name-in-a-cluster-whose-number-comes-last-1")
     for remains in (mine, *others):
         if kind == "folder":
             remains.mkdir()
@@ -208,6 +214,32 @@ def test_an_empty_folder_is_filled_whole_or_not_at_all(tmp_path: Path, monkeypat
     with pytest.raises(UserError, match="is not empty"), deliver_folder(tmp_path) as folder:
         (tmp_path / "theirs").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize("before", ["nothing", "an empty folder", "a private model"])
+def test_what_is_delivered_is_on_the_disk_and_for_all_who_may_see_it(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """safetensors makes files that only their owner can read; a folder that nobody else sees stays so."""
+    output, synced, replace = tmp_path / "model", set[int](), Path.replace
+    if before != "nothing":
+        (make_model(output) if before == "a private model" else (output.mkdir() or output)).chmod(0o700)
+
+    def move(path: Path, to: Path) -> Path:
+        assert {file.stat().st_ino for file in path.rglob("*") if file.is_file()} <= synced
+        return replace(path, to)
+
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino))
+    monkeypatch.setattr(Path, "replace", move)
+    with deliver_folder(prepare_output(output, force=True), force=True) as folder:
+        (folder / "onnx").mkdir()
+        for name in ("model.safetensors", "onnx/weights.safetensors"):
+            save_file({"weight": torch.zeros(1)}, folder / name)
+        (folder / "config.json").touch()
+    modes = {path.stat().st_mode & 0o777 for path in output.rglob("*") if path.is_file()}
+    assert modes == {output.joinpath("config.json").stat().st_mode & 0o777}
+    assert (output.stat().st_mode & 0o077 == 0) == (before != "nothing")
+    assert {path.stat().st_ino for path in output.rglob("*") if path.is_file()} <= synced
 
 
 def test_the_working_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

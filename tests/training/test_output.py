@@ -25,6 +25,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from hf_vit import HfViTConfig, UserError
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.evaluation import evaluate
+from hf_vit.loading.folders import list_checkpoints
 from hf_vit.results.facts import Facts, append_record, make_record
 from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune, pretrain
 from hf_vit.training import run as output_module
@@ -202,6 +203,22 @@ def test_an_interrupted_command_tells_what_it_kept(step, message, command, colou
     *log, last = err.splitlines()
     assert (code, last) == (130, f"hf-vit: stopped; {message.replace('OUTPUT', str(output))}")
     assert [line.partition(":")[0] for line in log] == [f"step {done} of 2" for done in range(1, step)]
+
+
+def test_the_newest_checkpoints_are_kept_where_the_clock_is_set_back(
+    tiny_config, colours, tmp_path, stop_at, monkeypatch
+):
+    synced = set()
+    monkeypatch.setattr("os.path.getmtime", lambda path: -10.0 * int(str(path).rpartition("-")[2]))
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino))
+    stop_at(4)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(tiny_config(num_hidden_layers=1), colours, tmp_path, steps=4, evaluations=4, batch_size=8)
+    kept = list_checkpoints(tmp_path / "checkpoints")
+    assert [path.name for path in kept] == ["checkpoint-2", "checkpoint-3"]
+    files = [file.stat() for folder in kept for file in folder.iterdir()]
+    assert {file.st_ino for file in files} <= synced
+    assert len({file.st_mode for file in files}) == 1, "safetensors makes files that only their owner can read"
 
 
 def test_an_interrupt_before_the_run_is_entered(command, colours, tmp_path, monkeypatch):

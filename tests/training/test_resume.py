@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -201,6 +202,26 @@ def test_half_written_checkpoints_are_recognised(name, how, short, tmp_path):
         file.write_bytes(b"" if how == "empty" else content[: len(content) // 2])
     assert not is_complete(checkpoint)
     assert find_last_complete(checkpoint.parent) is None
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_deleted(train, short, killed, monkeypatch):
+    """As one of another user, which is taken for an incomplete one: here it is."""
+    output, read = killed(short, "again", lost=0), Path.open
+    weights = output / "checkpoints" / "checkpoint-4" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(b"")
+
+    def refuse(path, *args, **kwargs):
+        if path == weights:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)
+        with pytest.raises(PermissionError, match="Permission denied"):
+            train(output, resume=True, changes=SHORT)
+    weights.write_bytes(content)
+    assert_same(train(output, resume=True, changes=SHORT), short)
 
 
 @pytest.mark.parametrize(

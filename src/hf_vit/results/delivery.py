@@ -10,7 +10,7 @@ from pathlib import Path
 from hf_vit.display import shorten_list
 from hf_vit.errors import UserError
 from hf_vit.results.facts import FACTS_NAME, Facts
-from hf_vit.writing import explain_write_errors, make_hidden_path, reject_url, remove_leftovers
+from hf_vit.writing import explain_write_errors, make_hidden_path, reject_url, remove_leftovers, settle_folder
 
 # In every card that hf_vit renders; a README.md without it is its owner's.
 MARKER = "<!-- Rendered by hf-vit from facts.json and config.json; edits here are lost when it is rendered again. -->"
@@ -98,14 +98,15 @@ def deliver_folder(output: Path, force: bool = False) -> Generator[Path]:
             folder.mkdir(parents=True)
         yield folder
         with explain_write_errors(output):
+            settle_folder(folder)
             # Another process may have written it meanwhile.
             prepare_output(output, None if is_empty_folder else force, temporary)
-            (_fill if is_empty_folder else _replace)(output, folder)
+            (fill_folder if is_empty_folder else _replace)(output, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _fill(output: Path, folder: Path) -> None:
+def fill_folder(output: Path, folder: Path) -> None:
     """Move all files from `folder` into `output`, or none if a move fails.
 
     facts.json is moved first, so that the next run may replace the folder after a kill; config.json and weights are
@@ -133,6 +134,8 @@ def _replace(output: Path, folder: Path) -> None:
         folder.replace(output)
         return
     former = make_hidden_path(output, "former")
+    with suppress(OSError):  # some file systems have no permissions
+        folder.chmod(output.stat().st_mode & 0o7777 | 0o700)  # a private folder stays private
     output.rename(former)
     try:
         folder.replace(output)

@@ -293,7 +293,6 @@ def make_training_arguments(run: Run, **changes: Any) -> TrainingArguments:
         use_cpu=pick_device(options.device).type == "cpu",
         **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "steps"),
         **dict.fromkeys(("eval_steps", "save_steps", "logging_steps"), interval),
-        save_total_limit=2,
         load_best_model_at_end=True,
         metric_for_best_model="score",
         greater_is_better=True,

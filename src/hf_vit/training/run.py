@@ -46,6 +46,7 @@ from hf_vit.loading.model import get_source_name
 from hf_vit.loading.start import choose_image_size, find_model
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.hub import check_repo_id
+from hf_vit.results.delivery import fill_folder
 from hf_vit.results.facts import DataFact, append_record, make_record
 from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.results.redaction import redact_values
@@ -79,7 +80,7 @@ from hf_vit.training.trainer.distributed import gather_model
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import import_timm_optim
 from hf_vit.training.trainer.sharing import check_before
-from hf_vit.writing import cache_folder, remove_leftovers, write_atomically
+from hf_vit.writing import cache_folder, remove_leftovers, settle_folder, write_atomically
 from hf_vit_settings import Recipe
 
 ReportLine = Callable[[str], None]
@@ -575,13 +576,14 @@ def _resume(trainer: HfViTTrainer, checkpoint: Path, report: ReportLine) -> None
     else:  # so that the scores are those of the saved weights
         state |= dict.fromkeys(("best_model_checkpoint", "best_global_step", "best_metric"))
     write_atomically(checkpoint / _STATE_NAME, json.dumps(state, indent=2, sort_keys=True) + "\n")
-    if not has_ended(checkpoint):
+    callbacks: dict[str, Any] = state.get("stateful_callbacks") or {}
+    control = (callbacks.get("TrainerControl") or {}).get("args") or {}
+    if not control.get("should_training_stop"):  # by its last step or early
         trainer.train(resume_from_checkpoint=str(checkpoint))
         return
     report("the training is already finished")
     trainer.state = TrainerState(**state)
-    clock = (state.get("stateful_callbacks") or {}).get("Clock")
-    if clock:
+    if clock := callbacks.get("Clock"):
         find_callbacks(trainer, Clock)[0].earlier = float(clock["attributes"]["earlier"])
     trainer.load_released(state["best_model_checkpoint"] or str(checkpoint))
 
@@ -589,12 +591,6 @@ def _resume(trainer: HfViTTrainer, checkpoint: Path, report: ReportLine) -> None
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """Return the Trainer's state of a complete checkpoint."""
     return json.loads((checkpoint / _STATE_NAME).read_text(encoding="utf-8"))
-
-
-def has_ended(checkpoint: Path) -> bool:
-    """Return whether the training ended at this checkpoint, by its last step or early."""
-    control = (read_state(checkpoint).get("stateful_callbacks") or {}).get("TrainerControl") or {}
-    return bool((control.get("args") or {}).get("should_training_stop"))
 
 
 def find_last_complete(work: Path) -> Path | None:
@@ -634,9 +630,11 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def _remove_incomplete(work: Path) -> list[str]:
-    """Delete incomplete checkpoints, and return their names."""
+    """Delete incomplete checkpoints, and return their names; raise an OSError for files that cannot be read."""
     broken = [path for path in list_checkpoints(work) if not is_complete(path)]
     for path in broken:
+        for file in filter(Path.is_file, path.rglob("*")):
+            file.open("rb").close()  # otherwise those of another user would seem to be incomplete
         shutil.rmtree(path)
     return [path.name for path in broken]
 
@@ -692,9 +690,8 @@ def _complete(task: Task[Result], run: Run, trainer: HfViTTrainer) -> Result:
             shutil.rmtree(finished_folder, ignore_errors=True)
             finished_folder.mkdir(parents=True)
             _write(task, run, result, finished_folder)
-            # config.json comes last, because it makes the model loadable.
-            for path in sorted(finished_folder.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
-                os.replace(path, run.output / path.name)
+            settle_folder(finished_folder)
+            fill_folder(run.output, finished_folder)
             finished_folder.rmdir()
         except Exception as error:  # safetensors, torch and the system raise different errors
             reason = explain_refusal(error.__cause__ or error, elsewhere=False)

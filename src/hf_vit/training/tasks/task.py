@@ -38,7 +38,7 @@ from hf_vit.loading.pixels import keep_own_sizes
 from hf_vit.results.facts import Facts, Record
 from hf_vit.training.features import bypass_backbone, load_features
 from hf_vit.training.plan import Run, Start, choose_attention, limit_evaluation, log_folder, make_training_arguments
-from hf_vit.training.trainer.callbacks import Patience, StopOnTermination, find_callbacks
+from hf_vit.training.trainer.callbacks import KeepCheckpoints, Patience, StopOnTermination, find_callbacks
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import choose_optimizer
 from hf_vit_settings import Recipe
@@ -235,7 +235,7 @@ class Task(ABC, Generic[Result]):
             data_collator=self.make_collator(run),
             processing_class=run.processor,
             optimizer_cls_and_kwargs=choose_optimizer(run.recipe),
-            callbacks=[StopOnTermination(), *self.make_callbacks(run)],
+            callbacks=[KeepCheckpoints(), StopOnTermination(), *self.make_callbacks(run)],
             **self.prepare_trainer(run),
         )
         for callback in find_callbacks(trainer, TensorBoardCallback):

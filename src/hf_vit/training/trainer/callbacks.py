@@ -1,11 +1,13 @@
 """Callbacks of a training: progress on a terminal or in a log, training time, early stopping, and SIGTERM."""
 
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, final
 
@@ -15,7 +17,9 @@ from transformers import TrainerState as State
 from transformers import TrainingArguments as Arguments
 from transformers.trainer_callback import ExportableState
 
+from hf_vit.loading.folders import list_checkpoints, parse_step
 from hf_vit.training.processes import world_size
+from hf_vit.writing import settle_folder
 
 _Kind = TypeVar("_Kind", bound=TrainerCallback)
 # Logged metrics -> text for people.
@@ -164,6 +168,20 @@ class Patience(EarlyStoppingCallback):
         attributes = {"early_stopping_patience_counter": self.early_stopping_patience_counter}
         patience = {"early_stopping_patience": self.early_stopping_patience}
         return {"args": patience, "attributes": attributes | {"lowest_loss": self.lowest_loss}}
+
+
+@final
+class KeepCheckpoints(TrainerCallback):
+    """Keeps the newest checkpoint and the best, or the newest two, by their steps: a clock may be set back."""
+
+    def on_save(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
+        if args.should_save:
+            work = Path(str(args.output_dir))
+            settle_folder(work / f"checkpoint-{state.global_step}")
+            kept = {state.global_step, state.best_global_step or state.global_step}
+            others = [folder for folder in list_checkpoints(work) if parse_step(folder) not in kept]
+            for folder in others[: len(others) + len(kept) - 2]:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @final
