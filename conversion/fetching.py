@@ -56,9 +56,7 @@ class LocalCheckpoint:
         reader = open_checkpoint(self.path)
         if self.companions is not None:
             reader.companions = self.companions
-            return reader
-        config = reader.companions.config or {}
-        if config.get("model_type") == WRAPPER:
+        elif (config := reader.companions.config or {}).get("model_type") == WRAPPER:
             reader.companions = replace(reader.companions, config=convert_wrapper_config(config))
         return reader
 

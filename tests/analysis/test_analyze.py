@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import os
 import re
 import shutil
 import weakref
@@ -495,6 +496,11 @@ def test_a_run_killed_before_it_told_the_facts_tells_them_later(model, pictures,
     with monkeypatch.context() as patched:
         patched.setattr("hf_vit.analysis.api.save_analyses", lambda *arguments, **options: None)
         succeeds(*words)
+    (model / "README.md").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda path, mode: Path(path) != model)  # read-only, but rights do not bind root
+        assert "recorded" not in succeeds(*words)
+    assert not (model / "README.md").exists()
     assert not Facts.load(model).filter_kind("analysis")
     for _ in range(2):
         succeeds(*words)

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -110,6 +111,9 @@ def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(data, 
 
     again()
     done = again()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)  # as of folders of others; rights do not bind root
+        assert save_comparison(done) == []
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)  # but it was not used
         patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="A", total_memory=0))

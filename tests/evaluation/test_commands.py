@@ -122,7 +122,9 @@ def test_evaluate_refuses_in_one_line(succeeds, fails, save_classifier, class_fo
     assert "left out" in out
 
 
-def test_what_was_measured_is_told_where_it_cannot_be_kept(fails, save_classifier, class_folders, monkeypatch):
+def test_what_was_measured_is_told_where_it_cannot_be_kept(
+    fails, save_classifier, class_folders, monkeypatch, tmp_path
+):
     """Another model takes the folder while the first is measured: it gets no record of the first."""
     folder, evaluated = save_classifier(), registry.evaluate_protocol
 
@@ -136,6 +138,14 @@ def test_what_was_measured_is_told_where_it_cannot_be_kept(fails, save_classifie
     words = ("evaluate", folder, "--data", class_folders)
     fails(words, "was replaced during the measurement", "(the results are: top-1 accuracy ")
     assert sorted(folder.iterdir()) == before
+
+    def taken_meanwhile(*arguments, **options):
+        done = evaluated(*arguments, **options)
+        (tmp_path / "out").touch()
+        return done
+
+    monkeypatch.setattr(registry, "evaluate_protocol", taken_meanwhile)
+    fails((*words, "--output", tmp_path / "out"), "File exists", "(the results are: top-1 accuracy ")
 
 
 def test_a_read_only_model_is_told_before_it_is_measured(fails, save_classifier, class_folders, monkeypatch, tmp_path):

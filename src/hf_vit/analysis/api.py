@@ -47,7 +47,7 @@ from hf_vit.loading.optimizing import describe_engine, record_engine
 from hf_vit.results.documents import Document, ModelInput, list_differing_fields
 from hf_vit.results.facts import Facts, Record, append_record, is_recorded, lock_folder, make_record
 from hf_vit.results.figures import PictureFormat, encode_figure, render_report
-from hf_vit.writing import write_atomically
+from hf_vit.writing import is_writable, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -246,10 +246,10 @@ def save_analyses(
         command, seed, device: see `make_record`.
 
     Returns:
-        The last record; None if the model has no folder or nothing is new.
+        The last record; None if the model has no folder, or a read-only one, or nothing is new.
     """
     folder = run.subject.folder
-    if folder is None:
+    if folder is None or not is_writable(folder):
         return None
     record = None
     for images, has_conflicts in ((run.images, False), (run.cue_conflicts, True)):
@@ -362,7 +362,7 @@ def analyze(
         with lock_folder(folder, wait=False):  # two runs in one folder could mix their files
             _run_analyses(applicable, run, context, folder, picture_format, report or (lambda line: None))
         run.record = save_analyses(run, command=command, seed=settings.seed, device=device)
-        if loaded.folder is not None:
+        if loaded.folder is not None and is_writable(loaded.folder):
             refresh_card(loaded.folder)  # also if an earlier run was killed between the record and the card
         return run
 

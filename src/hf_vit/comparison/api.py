@@ -53,7 +53,7 @@ from hf_vit.results.documents import list_differing_fields
 from hf_vit.results.facts import DataFact, append_record, is_recorded, lock_folder, make_record
 from hf_vit.results.figures import save_figure
 from hf_vit.speed.measuring import BUSY, count_flops, measure_forwards
-from hf_vit.writing import explain_write_errors, reject_url, write_atomically
+from hf_vit.writing import explain_write_errors, is_writable, reject_url, write_atomically
 
 HEAD, PROBE = "head", "linear probe"
 # The logit of a class without a training image, so that it is never predicted.
@@ -434,7 +434,10 @@ def compare(
         run = Comparison(data, split, loaded, [result for result in results if result is not None])
         run.measured = [loaded[index].name for index in missing]
         run.speed = _measure_speed(run, folder / SPEED_NAME, settings, report) if settings.speed_turns else None
-        _write_tables(run, folder)
+        for suffix, render in (("md", make_markdown), ("csv", to_csv), ("json", to_json)):
+            write_atomically(folder / f"comparison.{suffix}", render(run.results, run.speed))
+        save_figure(draw_comparison(run.results, run.speed), folder / PICTURE_NAME)
+        write_atomically(folder / REPORT_NAME, make_html(run.results, run.speed, folder / PICTURE_NAME))
     return run
 
 
@@ -466,18 +469,10 @@ def _claim_folder(folder: Path) -> Generator[None]:
         yield
 
 
-def _write_tables(run: Comparison, folder: Path) -> None:
-    """Write the results as Markdown, CSV, JSON, plot and HTML."""
-    for suffix, render in (("md", make_markdown), ("csv", to_csv), ("json", to_json)):
-        write_atomically(folder / f"comparison.{suffix}", render(run.results, run.speed))
-    save_figure(draw_comparison(run.results, run.speed), folder / PICTURE_NAME)
-    write_atomically(folder / REPORT_NAME, make_html(run.results, run.speed, folder / PICTURE_NAME))
-
-
 def save_comparison(
     run: Comparison, *, command: str | Sequence[str] | None = None, seed: int | None = None
 ) -> list[str]:
-    """Record the results in the facts of every model of this package that is a folder and was measured now.
+    """Record the results in the facts of every model of this package in a writable folder that was measured now.
 
     A finished result that an interrupted run did not record is recorded as well.
 
@@ -486,7 +481,7 @@ def save_comparison(
     """
     recorded_models: list[str] = []
     for loaded, result in zip(run.subjects, run.results, strict=True):
-        if loaded.folder is None or not result.inputs.model.kind.startswith("hf_"):
+        if loaded.folder is None or not is_writable(loaded.folder) or not result.inputs.model.kind.startswith("hf_"):
             continue
         values = result.model_dump(mode="json", exclude={"format", "inputs"}) | {
             "judged_by": result.inputs.model.judged_by,

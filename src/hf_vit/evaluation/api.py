@@ -83,7 +83,7 @@ def evaluate(
     run = evaluate_protocol(protocol, model, data, device=device, **options)
     try:
         run = replace(run, record=save_protocol(run, output, command=command, device=device))
-    except UserError as error:
+    except (OSError, UserError) as error:
         measured = ", ".join(f"{name} {percent(value)}" for name, value in run.result.headline().items())
         raise UserError(f"{error} (the results are: {measured})") from error
     if (folder := run.examination.loaded.folder) is not None and is_writable(folder):

@@ -663,17 +663,15 @@ class OutputFolder:
             return store.open(f"{folder}/{name}", "rb")
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file in one move; create the folder if needed."""
+        """Write a file in one move."""
         if self.path is None:
             write_object(f"{self}/{name}", content)
-            return
-        with explain_write_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / name, content)
+        else:
+            write_atomically(self.path / name, content)
 
     @contextmanager
     def lock(self) -> Generator[None]:
-        """Lock the folder against other processes of this machine; without effect in an object store."""
+        """Create the folder, and lock it against other processes of this machine; without effect in an object store."""
         if self.path is None:
             yield
             return

@@ -65,7 +65,10 @@ def save_protocol(
         return None
     card_plots: list[str] = []
     if output is None and may_replace_plots(run.examination, run.protocol, model_folder):
-        card_plots = _draw_plots(run, model_folder, f"{PICTURE_PREFIX}{name}", _list_recorded_plots(model_folder))
+        evaluations = Facts.load(model_folder).filter_kind("evaluation")
+        recorded: list[Any] = [record.values.get("pictures") for record in evaluations]
+        own_plots = [file for files in recorded if isinstance(files, list | dict) for file in files]
+        card_plots = _draw_plots(run, model_folder, f"{PICTURE_PREFIX}{name}", own_plots)
     values = run.result.record(run.protocol, run.settings, card_plots) | record_engine(run.engine)
     record = make_record(
         "evaluation",
@@ -79,12 +82,6 @@ def save_protocol(
     if output is None or is_writable(model_folder):
         append_record(model_folder, record)
     return record
-
-
-def _list_recorded_plots(folder: Path) -> list[str]:
-    """Return the plots that earlier evaluations wrote beside the weights; a new one may replace them."""
-    recorded: list[Any] = [record.values.get("pictures") for record in Facts.load(folder).filter_kind("evaluation")]
-    return [file for files in recorded if isinstance(files, list | dict) for file in files]
 
 
 def _draw_plots(run: ProtocolRun, folder: Path, stem: str, own_plots: Collection[object] | None) -> list[str]:
