@@ -141,8 +141,7 @@ def read_hardware(device: str | None = None) -> dict[str, Any]:
         "cores": cores,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
     }
-    default_type = "cuda" if torch.cuda.is_available() else "cpu"
-    device_type = torch.device(device).type if device else default_type
+    device_type = torch.device(device).type if device else "cuda" if torch.cuda.is_available() else "cpu"
     if device_type == "cuda" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.device(device or "cuda"))
         facts |= {
@@ -251,17 +250,18 @@ def keep_freed_memory() -> bool:
 
 
 def pick_device(device: str | None = None) -> "torch.device":
-    """Return the requested device if torch can use it here; default: CUDA if available, else the CPU.
+    """Return the requested device if torch can use it here; default: this process's GPU if there is one, else the CPU.
 
     Raises:
         UserError: torch cannot use the device on this machine.
     """
     import torch
 
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device in (None, "cuda") and torch.cuda.is_available():
+        rank = os.environ.get("LOCAL_RANK")  # of processes that share a machine, each with a GPU of its own
+        return torch.device("cuda" if rank is None else f"cuda:{int(rank) % torch.cuda.device_count()}")
     try:
-        torch_device = torch.device(device)
+        torch_device = torch.device(device or "cpu")
         torch.empty(1, device=torch_device).item()  # fails on the device "meta", which has no values
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]

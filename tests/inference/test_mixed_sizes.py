@@ -159,6 +159,21 @@ def test_a_model_without_padding_shares_its_weights_and_leaves_the_other_as_it_i
     assert type(unpadded) is type(model)
 
 
+class OnGPU(torch.Tensor):
+    device = property(lambda self: torch.device("cuda:0"))  # pyright: ignore[reportIncompatibleVariableOverride, reportAssignmentType]
+
+
+@pytest.mark.parametrize(("capability", "width"), [((7, 5), 8), ((8, 0), 4)])
+def test_gpus_without_the_kernel_attend_to_one_image_after_the_other(
+    capability: tuple[int, int], width: int, monkeypatch: pytest.MonkeyPatch
+):
+    """It needs Ampere or later, and heads of a multiple of 8 channels."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    states = [torch.randn(1, 2, 9, width).half().as_subclass(OnGPU) for _ in range(3)]
+    found, _ = mixed_sizes.attend_within_images(torch.nn.Module(), *states, None, 0.5, images=[(1, 4), (1, 5)])
+    assert found.shape == (1, 9, 2, width)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_torchs_kernel_for_gpus_is_called_with_the_bounds_of_every_image(causal: bool, monkeypatch: pytest.MonkeyPatch):
     """No GPU here: in the kernel's place stands its definition, softmax over the keys between two bounds."""

@@ -112,6 +112,29 @@ def test_an_image_of_a_batch_is_computed_as_if_alone(family: Family, choice: str
         torch.testing.assert_close(other, wanted, rtol=0, atol=1e-12)
 
 
+READS = []
+
+
+class Counted(torch.Tensor):
+    """A tensor that records in `READS` when Python reads its values, for which a GPU would be waited for."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        output = super().__torch_function__(func, types, args, kwargs)
+        if func in (torch.Tensor.cpu, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.tolist):
+            READS.append(func)
+        return output.as_subclass(torch.Tensor) if func is torch.Tensor.cpu else output
+
+
+def test_the_mask_of_a_padded_batch_is_read_once():
+    """transformers reads it a second time."""
+    model = FAMILIES["plain"].shared()
+    images = FAMILIES["plain"].images(model.config, batch=6)
+    READS.clear()
+    model(images, patch_attention_mask=torch.ones(6, *model.config.grid).as_subclass(Counted))
+    assert len(READS) <= 2
+
+
 @pytest.mark.choices(*ATTENTION, *TABLES, "downsampled", "norm_after_gap", "no_last_norm", "resnet_stem")
 def test_padded_batch_of_mixed_sizes(family: Family, head: str, choice: str):
     """Each image of a padded batch gets the outputs it has alone, special tokens and patches."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.environment import list_versions, read_hardware
+from hf_vit.environment import list_versions, pick_device, read_hardware
 from hf_vit.errors import UserError
 from hf_vit.results.documents import Measurements
 from hf_vit.results.facts import DataFact, Facts, Record, append_record, is_recorded, make_record
@@ -193,6 +193,15 @@ def test_hardware_and_versions_are_this_machine() -> None:
     assert machine["memory_gib"] == pytest.approx(pages, abs=0.1)
     assert torch.__version__.startswith(found["torch"])
     assert found["python"] == platform.python_version()
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_every_process_picks_its_own_gpu(device: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device(device) == torch.device("cuda")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert pick_device(device) == torch.device("cuda:1")
 
 
 @pytest.mark.gpu

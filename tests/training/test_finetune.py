@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 from PIL import Image
 from scipy.stats import binom
 from training.conftest import save_model
@@ -35,7 +35,7 @@ from hf_vit.loading.start import build_classifier, build_processor, choose_image
 from hf_vit.models.embeddings_hf_vit import resample_position_table
 from hf_vit.models.modeling_hf_vit import HfViTAttention
 from hf_vit.results.facts import Facts
-from hf_vit.training import FinetuneOptions, finetune
+from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
 from hf_vit.training.plan import limit_evaluation, note_memory, use_bf16
 from hf_vit.training.tasks.classification import compute_chance_accuracy, compute_metrics
 from hf_vit.training.trainer.callbacks import Patience
@@ -135,6 +135,36 @@ def test_precision_auto_is_bfloat16_for_wide_models(precision, width, capabiliti
     processor(**capabilities)
     options = FinetuneOptions(device="cpu", precision=precision)
     assert use_bf16(options, tiny_config(hidden_size=width)) == is_bf16
+
+
+def test_a_gpu_that_emulates_bfloat16_computes_in_float32(monkeypatch, tiny_config):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert not use_bf16(FinetuneOptions(device="cuda"), tiny_config())
+    with pytest.raises(UserError, match="this GPU does not support bf16"):
+        use_bf16(FinetuneOptions(device="cuda", precision="bf16"), tiny_config())
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cpu"])
+def test_the_trainer_takes_the_requested_one_of_two_gpus(device, tiny_config, colours, tmp_path, monkeypatch):
+    """No GPU here, so the training ends before the trainer moves the model."""
+    empty, current = torch.empty, []
+    monkeypatch.setattr(PartialState, "_shared_state", {})
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
+    monkeypatch.setattr(torch, "empty", lambda *sizes, device=None, **options: empty(*sizes, **options))
+    for name, value in (("is_available", True), ("device_count", 2), ("is_bf16_supported", True)):
+        monkeypatch.setattr(torch.cuda, name, lambda *given, value=value, **options: value)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
+
+    def stop(self, *, args, **settings):
+        raise UserError(f"{args.device}, {args.n_gpu} GPUs, pinned memory {args.dataloader_pin_memory}, {args.use_cpu}")
+
+    monkeypatch.setattr(HfViTTrainer, "__init__", stop)
+    is_cpu = device == "cpu"
+    message = f"{device}, {0 if is_cpu else 1} GPUs, pinned memory {not is_cpu}, {is_cpu}"
+    with pytest.raises(UserError, match=message):
+        finetune(tiny_config(), str(colours), tmp_path / "out", steps=1, device=device, precision="fp32")
+    assert current[-1:] == ([] if is_cpu else [device])
 
 
 def test_facts_record_what_was_used_and_found(tuned, colours):

@@ -325,6 +325,10 @@ def test_loss_is_the_formula(temperature):
     queries, keys = random.randn(5, 8), random.randn(5, 8)
     found = contrastive_loss(torch.tensor(queries), torch.tensor(keys), temperature)
     assert found.item() == pytest.approx(slow_loss(queries, keys, temperature), rel=1e-12)
+    single = torch.tensor(queries).float(), torch.tensor(keys).float(), temperature
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = contrastive_loss(*single)
+    assert rounded == contrastive_loss(*single)
 
 
 @pytest.mark.parametrize("normalization", ["batch", "layer", "none"])

@@ -342,6 +342,20 @@ def test_a_step_on_a_quadratic_worked_by_hand(tmp_path):
     assert trainer.state.log_history[0]["loss"] == pytest.approx(7.0)
 
 
+def test_infinite_gradients_of_scaled_losses_perturb_no_weight():
+    """Float16's loss scale begins too large; the step is skipped, so its second loss must not be NaN."""
+    model, sharpness, places = Quadratic(), SharpnessAware(0.5), []
+
+    def run(batch):
+        places.append(model.place.detach().clone())
+        model.place.grad = torch.tensor([torch.inf, 1.0])
+        return torch.zeros(())
+
+    sharpness.begin([{}])
+    sharpness.backward(model, {}, run)
+    assert torch.equal(*places)
+
+
 def test_accumulated_micro_batches_are_one_batch(tmp_path):
     whole, parts = Turned(), Turned()
     descend(whole, [1.0, 2.0, 3.0, 6.0], tmp_path, SharpnessAware(0.3), steps=3)

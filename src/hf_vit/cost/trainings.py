@@ -35,7 +35,7 @@ def matmul_flops_per_second(device: str = "cpu", precision: Literal["fp32", "bf1
 
     def wait() -> None:
         if torch_device.type != "cpu":
-            torch.accelerator.synchronize()
+            torch.accelerator.synchronize(torch_device)
 
     best = float("inf")
     end = time.perf_counter() + _SECONDS

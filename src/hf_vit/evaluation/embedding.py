@@ -490,9 +490,7 @@ def _start_worker(job: Job, device: str | None, ranks: "Queue[int]", count: int)
     assert parent is not None
     # Without this thread a process whose parent was killed would wait for work forever.
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    rank: int = ranks.get()
-    if device in (None, "cuda") and torch.cuda.is_available():
-        device = f"cuda:{rank % torch.cuda.device_count()}"
+    os.environ["LOCAL_RANK"] = str(ranks.get())
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     _worker = (job, job.model.load(device))
 

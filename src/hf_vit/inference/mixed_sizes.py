@@ -45,7 +45,8 @@ def attend_within_images(
     `images` lists runs of consecutive images with equal token counts, as (number of images, N).
     """
     is_causal: bool = getattr(module, "is_causal", False)
-    if query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16):
+    fits = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] % 8 == 0  # flash attention's kernel
+    if fits and query.device.type == "cuda" and torch.cuda.get_device_capability(query.device) >= (8, 0):
         return _attend_by_varlen(query, key, value, scaling, images, is_causal), None
     lengths = [count * length for count, length in images]
     parts = zip(images, *(states[0].split(lengths, dim=1) for states in (query, key, value)), strict=True)

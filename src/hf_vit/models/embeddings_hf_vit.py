@@ -731,7 +731,7 @@ def find_image_grids(patch_attention_mask: torch.Tensor, batch: int, grid: Grid)
             f"patch_attention_mask has shape {tuple(patch_attention_mask.shape)}; it needs {[batch, *grid]}, "
             "one entry per patch: 1 on the image and 0 on padding"
         )
-    mask = patch_attention_mask.bool()
+    mask = patch_attention_mask.bool().cpu()  # a GPU would be waited for at every value that is read below
     heights, widths = mask.any(dim=2).sum(dim=1).tolist(), mask.any(dim=1).sum(dim=1).tolist()
     for index, (h, w) in enumerate(zip(heights, widths, strict=True)):
         if not h or int(mask[index].sum()) != h * w or not bool(mask[index, :h, :w].all()):

@@ -109,12 +109,9 @@ def measure_input(
 def _measure_throughput(work: Callable[[], int], seconds: float) -> float:
     """Repeat a function that returns its number of images, and return the throughput."""
     images = 0
-    elapsed = 0.0
     start = time.perf_counter()
-    while elapsed < seconds or not images:
+    while time.perf_counter() - start < seconds or not images:
         images += work()
-        elapsed = time.perf_counter() - start
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-        elapsed = time.perf_counter() - start
-    return images / elapsed
+    return images / (time.perf_counter() - start)

@@ -251,9 +251,10 @@ def use_bf16(options: FinetuneOptions, config: HfViTBaseConfig) -> bool:
     if options.precision == "fp32":
         return False
     if device.type == "cuda":
-        if options.precision == "bf16" and not torch.cuda.is_bf16_supported():
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        if options.precision == "bf16" and not has_bf16:
             raise UserError("this GPU does not support bf16; use --precision fp32")
-        return torch.cuda.is_bf16_supported()
+        return has_bf16
     if options.precision == "bf16":
         return True
     # bf16 is slower on CPUs without matrix units, and in narrow models, where casts cost more than products gain.
@@ -275,6 +276,7 @@ def choose_attention(run: Run, model: PreTrainedModel) -> None:
 def make_training_arguments(run: Run, **changes: Any) -> TrainingArguments:
     """Return a run's settings as arguments of transformers' Trainer; a task may replace some with `changes`."""
     recipe, options = run.recipe, run.options
+    device = pick_device(options.device)
     evaluations, _ = limit_evaluation(run)
     interval = max(1, math.ceil(run.steps / evaluations))
     settings: dict[str, Any] = make_schedule_arguments(run) | dict(
@@ -290,7 +292,7 @@ def make_training_arguments(run: Run, **changes: Any) -> TrainingArguments:
         max_grad_norm=recipe.clip,
         label_smoothing_factor=0.0 if run.data.multi_label else recipe.label_smoothing,
         bf16=run.bf16,
-        use_cpu=pick_device(options.device).type == "cpu",
+        use_cpu=device.type == "cpu",
         **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "steps"),
         **dict.fromkeys(("eval_steps", "save_steps", "logging_steps"), interval),
         load_best_model_at_end=True,
@@ -300,7 +302,7 @@ def make_training_arguments(run: Run, **changes: Any) -> TrainingArguments:
         logging_nan_inf_filter=False,
         remove_unused_columns=False,
         dataloader_num_workers=options.num_workers,
-        dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_pin_memory=device.type == "cuda",
         seed=options.seed,
         report_to=options.report_to,
         log_level="error",
@@ -311,6 +313,9 @@ def make_training_arguments(run: Run, **changes: Any) -> TrainingArguments:
     # Otherwise DataParallel would multiply the batch by the number of visible GPUs.
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # pyright: ignore[reportPrivateUsage]
+    if device.index is not None and device.type == "cuda":  # transformers would always take the first GPU
+        torch.cuda.set_device(device)
+        vars(arguments)["_setup_devices"] = device
     return arguments
 
 

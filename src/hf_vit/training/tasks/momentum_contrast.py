@@ -71,7 +71,8 @@ def contrastive_loss(queries: torch.Tensor, keys: torch.Tensor, temperature: flo
     queries = F.normalize(queries.float() if queries.dtype != torch.float64 else queries, dim=1)
     keys = F.normalize(keys.detach().to(queries.dtype), dim=1)
     labels = torch.arange(first_key, first_key + len(queries), device=queries.device)
-    return 2 * temperature * F.cross_entropy(queries @ keys.T / temperature, labels)
+    with torch.autocast(queries.device.type, enabled=False):  # which would round the products
+        return 2 * temperature * F.cross_entropy(queries @ keys.T / temperature, labels)
 
 
 @final

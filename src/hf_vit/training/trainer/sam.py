@@ -74,7 +74,8 @@ class SharpnessAware:
             changed_tensors = [*(weight for weight, _ in local_pairs), *model.buffers()]
             self._stored = [(tensor, tensor.clone()) for tensor in changed_tensors]
             for weight, gradient in local_pairs:
-                weight.add_(gradient * (self.rho / norm.clamp(min=1e-12)))
+                # Scaled float16 gradients may be infinite, and then the step is skipped.
+                weight.add_(torch.where(norm.isfinite(), gradient * (self.rho / norm.clamp(min=1e-12)), 0))
         model.zero_grad(set_to_none=True)
         return losses
 
