@@ -247,10 +247,9 @@ def note_memory(run: Run) -> list[str]:
 
 def use_bf16(options: FinetuneOptions, config: HfViTBaseConfig) -> bool:
     """Return whether to compute in bfloat16; raise UserError if it is requested on a GPU without it."""
-    device = pick_device(options.device)
     if options.precision == "fp32":
         return False
-    if device.type == "cuda":
+    if pick_device(options.device).type == "cuda":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if options.precision == "bf16" and not has_bf16:
             raise UserError("this GPU does not support bf16; use --precision fp32")
@@ -311,8 +310,7 @@ def make_training_arguments(run: Run, **changes: Any) -> TrainingArguments:
     arguments = TrainingArguments(**(settings | changes))
     arguments.mixed_precision = "bf16" if run.bf16 else "no"  # whatever accelerate's configuration says
     # Otherwise DataParallel would multiply the batch by the number of visible GPUs.
-    if arguments.n_gpu > 1:
-        arguments._n_gpu = 1  # pyright: ignore[reportPrivateUsage]
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # pyright: ignore[reportPrivateUsage]
     if device.index is not None and device.type == "cuda":  # transformers would always take the first GPU
         torch.cuda.set_device(device)
         vars(arguments)["_setup_devices"] = device
