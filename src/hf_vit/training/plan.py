@@ -311,7 +311,7 @@ def make_training_arguments(run: Run, **changes: Any) -> TrainingArguments:
     arguments.mixed_precision = "bf16" if run.bf16 else "no"  # whatever accelerate's configuration says
     # Otherwise DataParallel would multiply the batch by the number of visible GPUs.
     arguments._n_gpu = min(arguments.n_gpu, 1)  # pyright: ignore[reportPrivateUsage]
-    if device.index is not None and device.type == "cuda":  # transformers would always take the first GPU
+    if str(device).startswith("cuda:"):  # transformers would always take the first GPU
         torch.cuda.set_device(device)
         vars(arguments)["_setup_devices"] = device
     return arguments
