@@ -4,6 +4,7 @@ Each graph is certified in its runtime. Graphs take images of any size, unless t
 """
 
 import json
+import shutil
 from ast import literal_eval
 from dataclasses import replace
 from importlib.util import find_spec
@@ -138,8 +139,8 @@ class OpenVinoGraph(_GraphTarget):
             graph = openvino.convert_model(file)
         else:  # OpenVINO splits paths at commas
             with make_scratch_folder("export") as scratch:
-                (scratch / "folder").symlink_to(outgoing.folder.absolute())
-                graph = openvino.convert_model(scratch / "folder" / file.name)
+                parts = [shutil.copy(part, scratch) for part in runtimes.ONNXRUNTIME.parts(file)]
+                graph = openvino.convert_model(parts[0])
         with diagnose_write_failure(file):
             openvino.save_model(graph, outgoing.folder / runtimes.OPENVINO.file, compress_to_fp16=False)
         del graph  # it keeps the file open

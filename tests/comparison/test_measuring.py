@@ -1,5 +1,7 @@
 """What the package measures by itself: turns, ratios, memory, FLOPs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,10 +9,12 @@ from hf_vit.speed.measuring import (
     compute_quartiles,
     compute_speed_ratio,
     count_flops,
+    measure_forwards,
     measure_peak_memory,
     others_load,
     take_turns,
 )
+from hf_vit.speed.peers import Cell, Shape
 
 
 def test_turns_change_who_follows_whom():
@@ -43,6 +47,18 @@ def test_peak_memory_of_known_tensors():
         del second, third
 
     assert measure_peak_memory(work) == pytest.approx(2_000_000, abs=100)  # scalars are held as well
+
+
+def test_the_end_of_work_on_any_device_is_waited_for(monkeypatch):
+    """As on Apple's GPUs, whose calls return before they are done and whose memory torch does not record."""
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    model = SimpleNamespace(model=torch.nn.Linear(2, 2, device="meta"), is_graph=False)
+    speeds, _ = measure_forwards({"model": model}, {"model": torch.zeros(1, 2, device="meta")}, turns=1)
+    assert speeds["model"].peak_memory is None
+    Cell("inference", Shape("Ti/16", 32), device="meta").step("hf_vit")()
+    assert waited == [torch.device("meta")] * 3 + ["meta"]
 
 
 def test_flops_of_a_layer_and_of_attention():

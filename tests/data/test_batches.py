@@ -68,6 +68,9 @@ def test_cached_and_uncached_are_the_same(digits, augmentation):
         cached.set_epoch(epoch)
         uncached.set_epoch(epoch)
         assert_same(run(loader(cached)), run(loader(uncached)))
+    sent = pickle.loads(pickle.dumps(cached))  # as to a worker that is not forked: a tensor is an open file, of few
+    assert not sent.is_cached
+    assert_same(run(loader(sent)), run(loader(cached)))
 
 
 def test_a_cache_of_images_of_many_sizes_keeps_to_its_bytes():

@@ -260,6 +260,14 @@ def test_sigterm_writes_a_checkpoint_to_go_on_from(workers, train, done, tmp_pat
     assert (again.validation, again.test.loss) == (done.validation, done.test.loss)
 
 
+def test_windows_does_not_interrupt_system_calls(tmp_path, monkeypatch):
+    monkeypatch.delattr(signal, "siginterrupt")
+    before, stop = signal.getsignal(signal.SIGTERM), StopOnTermination()
+    stop.on_train_begin(TrainingArguments(tmp_path), TrainerState(), TrainerControl())
+    assert signal.getsignal(signal.SIGTERM) != before
+    stop.close()
+
+
 def test_sigterm_does_not_break_the_opening_of_a_file(tmp_path):
     """On a disk of a network it may wait: torch's stream does not try again what a signal interrupts."""
     os.mkfifo(file := tmp_path / "scheduler.pt")

@@ -46,7 +46,7 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
     """A table of images and labels with a transform, fetched in batches.
 
     The part of the transform without random numbers is computed once for all images if its results fit into
-    `cache_bytes`; it runs before the first batch, so loader workers share it. More training images of known sizes are
+    `cache_bytes`; it runs before the first batch, so forked workers share it. More training images of known sizes are
     kept in shared memory as they are first read, so that later epochs do not decode. Call `set_epoch` at the start of
     every epoch (accelerate does so in a single process).
 
@@ -93,7 +93,8 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         return np.tile(get_input_size(self.transform.processor), (len(self), 1))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_kept": None}  # memory is shared by a fork only
+        # Memory is shared by a fork only; torch would send every tensor as an open file, of which there may be few.
+        return self.__dict__ | {"_prepared": None, "_kept": None}
 
     @property
     def is_cached(self) -> bool:

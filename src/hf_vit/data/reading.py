@@ -418,8 +418,9 @@ def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
 @functools.lru_cache(maxsize=1024)
 def _find_split(folder: str, root: str) -> str | None:
     """Return the first split that a folder on the way from `root` to `folder` names, or None."""
-    parts = os.path.relpath(folder, root).split(os.sep)
-    return None if parts[0] == os.pardir else next(filter(None, map(split_name, parts)), None)
+    path, top = (Path(os.path.abspath(name)) for name in (folder, root))  # on Windows perhaps on two drives
+    parts = path.relative_to(top).parts if path.is_relative_to(top) else ()
+    return next(filter(None, map(split_name, parts)), None)
 
 
 def _refuse_list_path(file: Path, path: str) -> None:

@@ -68,9 +68,9 @@ class ScanMemory:
         if self._table_state and column is not None:
             self._table_state += f"\n{column}"
         folders = {os.path.abspath(folder) for folder in set(map(os.path.dirname, paths))}
-        name = f"{source.kind} {source.name} {os.path.commonpath(folders)} {split}"
-        digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
-        with suppress(UserError):  # the cache cannot be written
+        with suppress(UserError, ValueError):  # the cache cannot be written; the folders are on two drives of Windows
+            name = f"{source.kind} {source.name} {os.path.commonpath(folders)} {split}"
+            digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()
             self._path = cache_folder("scans", "data") / f"{digest[:32]}.npz"
             self._read(self._path)
 

@@ -232,7 +232,7 @@ def embed(
         job = Job.from_data(NamedModel(model, max_num_patches, engine), images, selected, settings)
         if ray is not None:
             finished_parts = _write_on_ray(job, missing, ray, loaded, folder)
-        elif num_processes is not None and num_processes > 1:
+        elif missing and num_processes is not None and num_processes > 1:
             del loaded  # every process loads the model
             finished_parts = _write_in_processes(job, missing, min(num_processes, len(missing)), device, folder)
         else:
@@ -460,8 +460,6 @@ def _write_in_processes(
     """Process the parts in several processes of this machine, see `Job.process`."""
     from multiprocessing import get_context
 
-    if not parts:
-        return
     context = get_context("spawn")  # forked processes cannot use CUDA
     ranks = context.Queue()
     for rank in range(count):

@@ -92,10 +92,13 @@ def others_load(seconds: float = 0.5) -> float:
     return max(((busy_after - busy) - (own_ticks_after - own_ticks)) / (end - start), 0.0)
 
 
-def measure_peak_memory(function: Callable[[], Any], device: str = "cpu") -> int:
-    """Return the most bytes that torch allocates during a second call, beyond what was allocated before."""
+def measure_peak_memory(function: Callable[[], Any], device: str = "cpu") -> int | None:
+    """Return the most bytes that torch allocates in a second call beyond those before; None for GPUs but CUDA's."""
+    kind = torch.device(device).type
+    if kind not in ("cpu", "cuda"):  # torch records no peak of others
+        return None
     function()
-    if torch.device(device).type == "cuda":
+    if kind == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         function()
@@ -138,7 +141,7 @@ def count_flops(model: torch.nn.Module, function: Callable[[], Any]) -> int:
 class ForwardSpeed:
     """Speed of a model's forward pass: throughput over the turns, and relative to the first model (paired by turns).
 
-    `peak_memory` is in bytes, without weights and input; None for an exported graph.
+    `peak_memory` is in bytes, without weights and input; None for an exported graph, and on GPUs other than CUDA's.
     """
 
     images_per_second: Quartiles
@@ -200,8 +203,8 @@ def _make_forward(loaded: "LoadedModel", sample: torch.Tensor) -> Callable[[], A
     def forward() -> None:
         with torch.inference_mode():
             model(sample)
-        if sample.is_cuda:
-            torch.cuda.synchronize(sample.device)
+        if sample.device.type != "cpu":
+            torch.accelerator.synchronize(sample.device)
 
     return forward
 

@@ -462,8 +462,8 @@ class Cell:
 
         def step() -> None:
             train() if is_training else infer()
-            if device_type == "cuda":
-                torch.cuda.synchronize(self.device)
+            if device_type != "cpu":
+                torch.accelerator.synchronize(self.device)
 
         return step
 

@@ -1,12 +1,11 @@
 """Measure the throughput of the data loader, of training steps, and of both together, in images/s."""
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, repeat
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -64,16 +63,15 @@ def measure_input(
     if seconds <= 0:
         raise UserError(f"--seconds {seconds} is too short to measure; give a larger number, such as --seconds 5")
     one_step_recipe = (find_recipe(recipe) if isinstance(recipe, str) else recipe).override(steps=1, warmup=0)
-    options = options or FinetuneOptions()
     report_line = report or (lambda line: None)
     with make_scratch_folder("input_speed") as scratch, quiet_transformers():
         task = Classification()
-        job = Job(model, data, scratch / "run", one_step_recipe, options)
+        job = Job(model, data, scratch / "run", one_step_recipe, options or FinetuneOptions())
         check(task, job, report_line)
         run = prepare(task, job, open_start(job, report_line), report_line)
         trainer = task.build_trainer(run)
-        # A copy keeps no images as they are read, so that every turn reads files.
-        trainer.train_dataset = copy.copy(trainer.train_dataset)
+        # Images are not kept as they are read, so that every turn reads files.
+        cast(Any, trainer.train_dataset)._kept = None
         loader = trainer.get_train_dataloader()
         prepared_model, optimizer = trainer.accelerator.prepare(trainer.model, trainer.create_optimizer())
         # The Trainer divides the loss by this when it does not count images.
@@ -112,6 +110,6 @@ def _measure_throughput(work: Callable[[], int], seconds: float) -> float:
     start = time.perf_counter()
     while time.perf_counter() - start < seconds or not images:
         images += work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
     return images / (time.perf_counter() - start)

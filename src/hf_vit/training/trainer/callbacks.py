@@ -200,7 +200,8 @@ class StopOnTermination(TrainerCallback):
         if world_size() == 1 and threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(signal.SIGTERM, self._request_stop)
             # Restart interrupted system calls, because torch reports an interrupted opening of a file as a failure.
-            signal.siginterrupt(signal.SIGTERM, False)
+            if hasattr(signal, "siginterrupt"):  # not on Windows
+                signal.siginterrupt(signal.SIGTERM, False)
 
     def on_step_end(self, args: Arguments, state: State, control: Control, **kwargs: Any) -> None:
         if self._is_requested:
