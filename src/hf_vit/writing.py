@@ -20,7 +20,7 @@ import psutil
 
 from hf_vit.errors import UserError, explain_refusal, to_one_line
 
-_MAX_NAME_BYTES = 99  # bytes of a name before it is cut; earlier versions cut to 100 characters
+_MAX_NAME_BYTES = 99  # bytes of a name before it is cut
 _TOKENS = set[str]()  # random tokens of this process; an earlier process may have had the same id
 
 
@@ -148,11 +148,15 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
         name: the file or folder whose temporary files are removed; None removes those of all names. If a process was
             killed while replacing `name`, its previous version is restored.
     """
-    stem, endings = (".+", "tmp") if name is None else (_match_stems(name), "tmp|former")
-    pattern = re.compile(rf"\.(?:{stem})\.{_get_host()}-(\d+)-([0-9a-f]{{8}})\.({endings})")
+    stem, endings = (".+", "tmp") if name is None else (re.escape(_shorten_name(name)), "tmp|former")
+    pattern = re.compile(rf"\.{stem}\.{_get_host()}-(\d+)-([0-9a-f]{{8}})\.({endings})")
     for entry in os.listdir(folder) if folder.is_dir() else ():
         match = pattern.fullmatch(entry)
-        if match is None or _is_alive(int(match[1]), match[2]):
+        if match is None:
+            continue
+        process, token = int(match[1]), match[2]
+        # In containers every run may get the same process id, of which the token tells more.
+        if token in _TOKENS if process == os.getpid() else psutil.pid_exists(process):
             continue
         path = folder / entry
         if name is not None and match[3] == "former" and not (folder / name).exists():
@@ -190,25 +194,12 @@ def _copy_permissions(path: Path, new: Path) -> None:
             new.chmod(permissions)
 
 
-def _is_alive(process: int, token: str) -> bool:
-    """Return whether the process that made a temporary file still runs.
-
-    If it has this process's id, the token decides: in containers every run may get the same id.
-    """
-    return token in _TOKENS if process == os.getpid() else psutil.pid_exists(process)
-
-
 def _shorten_name(name: str) -> str:
     """Return a name short enough for a hidden file name (255 bytes at most): long names are cut and end with a hash."""
     encoded = os.fsencode(name)
     if len(encoded) <= _MAX_NAME_BYTES:
         return name
     return f"{encoded[: _MAX_NAME_BYTES - 9].decode(errors='ignore')}~{hashlib.sha256(encoded).hexdigest()[:8]}"
-
-
-def _match_stems(name: str) -> str:
-    """Return a pattern of all stems that temporary files of this name may have; earlier versions did not cut names."""
-    return "|".join(re.escape(stem) for stem in {_shorten_name(name), name} if len(stem) <= _MAX_NAME_BYTES)
 
 
 def _get_host() -> str:

@@ -92,15 +92,6 @@ def test_long_names_are_told_apart_and_fit(dead: int, tmp_path: Path):
     }
 
 
-def test_names_of_earlier_versions_are_known_where_they_are_whole(dead: int, tmp_path: Path):
-    whole, cut = "模型" * 30, "x" * 110
-    for name in (whole, cut):
-        mark = left_by(dead, tmp_path / "model").name.partition(".model.")[2]
-        (tmp_path / f".{name[:100]}.{mark}").touch()
-        prepare_output(tmp_path / name)
-    assert [path.name.startswith(".xxx") for path in tmp_path.iterdir()] == [True]
-
-
 def test_what_another_user_left_stands_in_nobody_s_way(dead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     remains, unlink = left_by(dead, tmp_path / "facts.json"), Path.unlink
     remains.touch()

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -310,7 +311,11 @@ def _make_graph(
     """Export the rewritten form of a model in float32 as an engine's graph; also return the outputs of each model."""
     model_copy: Any = copy.deepcopy(model).float().eval()
     model_copy.set_attn_implementation("eager")  # torch cannot export sdpa with a bias; engines fuse it themselves
-    entry = _find_cache_entry(model_copy, engine, num_read)  # of the model before it is rewritten
+    # The file that keeps the graph for the next process, named after the model before it is rewritten.
+    folder = get_graph_cache() if engine.keeps_graphs and _is_of_packages(model_copy) else None
+    entry: Path | None = None
+    with suppress(metadata.PackageNotFoundError):  # without versions nothing is kept
+        entry = folder and folder / f"{_hash_graph_inputs(model_copy, engine, num_read)}.graph"
     plan = make_plan(model_copy, torch.float32)
     if engine.has_channels_last:
         plan.changes += list_channelwise_norms(model_copy)
@@ -333,17 +338,6 @@ def _make_graph(
     # A graph of one image size is faster to make and to run; torch computes the other sizes.
     names = [name for group in outputs for name in group.names]
     return engine.compile(lambda: export_onnx_of_batches(one_pass, images, names), entry, dtype), *outputs
-
-
-def _find_cache_entry(model: Any, engine: Runtime, num_read: int | None) -> Path | None:
-    """Return the file that keeps a model's graph for the next process; None if none is kept."""
-    folder = get_graph_cache() if engine.keeps_graphs and _is_of_packages(model) else None
-    if folder is None:
-        return None
-    try:
-        return folder / f"{_hash_graph_inputs(model, engine, num_read)}.graph"
-    except metadata.PackageNotFoundError:  # without versions nothing is kept
-        return None
 
 
 @functools.cache
