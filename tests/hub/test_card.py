@@ -324,6 +324,10 @@ def test_names_cannot_break_the_page(folder: Path) -> None:
 
 
 def test_name_license_and_words_of_others_are_kept(told: Path) -> None:
+    """But not the name of the folder before it was renamed, where another model may be by now."""
+    write_card(told)
+    told = told.rename(told.with_name("renamed"))
+    assert headings(write_card(told).read_text())[0] == "renamed"
     written = write_card(told, repo_id="user/best-vit", license="cc-by-4.0")
     written.write_bytes(written.read_bytes() + b"saved by another program: \xe8")
     card = write_card(told).read_text()

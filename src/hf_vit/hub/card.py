@@ -62,7 +62,7 @@ def render_card(
 
     Args:
         folder: a model folder with config.json; weights, facts.json and plots are used if present.
-        repo_id: name in the code examples; by default the one in the current card, else the folder's name.
+        repo_id: name in the code examples; by default the Hub id in the current card, else the folder's name.
         license: Hub license id; by default the one in the current card, else the base model's, if known.
         share_images: include plots that show images of the data (mistakes, attention over images).
 
@@ -112,11 +112,11 @@ def _make_usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[s
 
 
 def _read_repo_id(folder: Path) -> str | None:
-    """Return the repository name in the code examples of the current card; None if it was written by hand."""
+    """Return the Hub id in the current card's examples; None for a folder's name, and if it was written by hand."""
     if not is_rendered(folder):
         return None
     card = (folder / CARD_NAME).read_text(encoding="utf-8", errors="replace")
-    line = re.search(r'^repo = (".*")$', card, flags=re.MULTILINE)
+    line = re.search(r'^repo = (".+/.+")$', card, flags=re.MULTILINE)
     try:
         return str(json.loads(line[1])) if line else None
     except ValueError:
