@@ -1,6 +1,7 @@
 """Pre-training: commands, resuming and refusals; masks against counts by hand, contrast against its formula."""
 
 import copy
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -160,11 +161,17 @@ def test_choices_reach_the_model(train, tmp_path):
     assert (config.is_causal, config.predict_next_patch, config.prediction_target) == (True, False, "pixels")
 
 
-def test_a_checkpoint_may_lose_what_choices_leave_out(train, tmp_path):
-    """Layers of a group share their weights, so the second layer's are not read; that is no misfit of config.json."""
-    first = train(tmp_path / "first", steps=1, evaluations=1)
-    done = train(tmp_path / "grouped", config=str(first.folder), num_hidden_groups=1, steps=1, evaluations=1)
-    assert done.model.config.num_hidden_groups == 1
+def test_a_checkpoint_may_lose_what_choices_leave_out(train, tiny_checkpoint, tmp_path):
+    """Layers of a group share their weights, so the second layer's are not read; that is no misfit of config.json.
+
+    Nor does a model without a head keep the classes that a fine-tuning gave to the checkpoint.
+    """
+    first = shutil.copytree(tiny_checkpoint, tmp_path / "first")
+    config = json.loads((first / "config.json").read_text()) | {"id2label": {"0": "dog", "1": "cat", "2": "cow"}}
+    (first / "config.json").write_text(json.dumps(config | {"problem_type": "multi_label_classification"}))
+    done = train(tmp_path / "grouped", config=str(first), num_hidden_groups=1, steps=1, evaluations=1)
+    assert (done.model.config.num_hidden_groups, done.model.config.problem_type) == (1, None)
+    assert "dog" not in (done.folder / "README.md").read_text() + (done.folder / "config.json").read_text()
 
 
 @pytest.mark.parametrize("folders", [".", "all", "train val"])

@@ -158,7 +158,11 @@ def build_model(
 
     The pyramid of a backbone and the head of a patch predictor are new.
     """
-    return _build(source, door, fields | _make_rate_fields(source, dropout, drop_path), image_size, new=_NEW[door])
+    changes: dict[str, Any] = dict.fromkeys(
+        ("id2label", "label2id", "problem_type")
+    )  # of the classifier whose head is left out
+    changes |= fields | _make_rate_fields(source, dropout, drop_path)
+    return _build(source, door, changes, image_size, new=_NEW[door])
 
 
 def find_dense_head(name: str | HfBaseConfig, task: str) -> str | None:
@@ -269,12 +273,8 @@ def _find_prepared_size(source: Source) -> tuple[int, int] | None:
     size = stored.get("crop_size") if stored.get("do_center_crop") else stored.get("size")
     if isinstance(size, int):
         return size, size
-    if not isinstance(size, Mapping):
-        return None
-    height, width = size.get("height"), size.get("width")
-    if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
-        return height, width
-    return None
+    height, width = map(size.get, ("height", "width")) if isinstance(size, Mapping) else (None, None)
+    return (height, width) if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0 else None
 
 
 def _px(size: Any) -> str:
