@@ -147,8 +147,7 @@ def export(
             if quantization is not None:
                 values["quantization"] = quantization.model_dump(exclude={"data", "data_fingerprint"})
             with explain_write_errors(output_folder):
-                record = make_record("conversion", values=values, seconds=time.perf_counter() - start)
-                append_record(folder, record)
+                append_record(folder, make_record("conversion", values=values, seconds=time.perf_counter() - start))
     int8 = None if quantization is None else quantization.describe()
     return ExportResult(Path(output), to, difference, measured_with, int8)
 

@@ -144,6 +144,12 @@ def test_resume_with_another_image_processor_is_refused(tiny_checkpoint, colours
     (tmp_path / "later").rename(tmp_path / "base" / "preprocessor_config.json")
     with pytest.raises(UserError, match=r"image_mean was \[0.5, 0.5, 0.5\] and is now \[0.4, 0.5, 0.6\]; give the old"):
         finetune(tmp_path / "base", colours, killed(done, "again", lost=0), **settings, resume=True)
+    # Nor with the config of another model, whose weights would be those of the checkpoint.
+    (tmp_path / "base" / "preprocessor_config.json").unlink()
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    with pytest.raises(UserError, match="with, but hidden_act was gelu_pytorch_tanh and is now relu; give the old"):
+        finetune(tmp_path / "base", colours, tmp_path / "again", **settings, resume=True)
 
 
 def test_a_run_of_a_version_without_an_option_has_its_default(train, short, killed):

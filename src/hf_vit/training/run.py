@@ -87,13 +87,13 @@ ReportLine = Callable[[str], None]
 
 RUN_NAME = "run.json"
 _FILES_NAME = "data_files.json"
-_MOST_FILES = 100_000
 _STATE_NAME = "trainer_state.json"
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 _ARCHIVES = ("stream_*.pt", "teacher.pt", "pytorch_model_fsdp*.bin")
 _LOCK, _REMOVED = ".lock", ".checkpoints-removed"
 _SCALING = ("image_mean", "image_std", "resample")  # fields of the image processor that decide a model's pixels
-_LOCK_TIMEOUT = 0.1  # seconds; with 0 even a free lock fails
+# Fields of a config that saving sets, and those of the classes, which are a setting of their own.
+_FREE = ("architectures", "auto_map", "dtype", "transformers_version", "id2label", "label2id", "problem_type")
 # Logged metrics of the validation split -> axis label of the plot.
 _SCORES = {"eval_accuracy": "accuracy", "eval_mean_iou": "mean intersection over union", "eval_ap50": "AP50"}
 # Trains a job, once or for every learning rate of a sweep, and returns a trainer with the released weights.
@@ -203,7 +203,7 @@ def lock_output(output: Path) -> Generator[None]:
         with ExitStack() as stack:
             try:
                 output.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(WeakFileLock(output / _LOCK, timeout=_LOCK_TIMEOUT))
+                stack.enter_context(WeakFileLock(output / _LOCK, timeout=0.1))  # with 0 even a free lock fails
             except TimeoutError as error:
                 raise UserError(
                     f"another run is using {output}; wait until it ends, or choose another --output"
@@ -404,7 +404,7 @@ def record_run(run: Run) -> None:
         raise make_trials_error(run.output, old_settings)
     if old_settings is None or run.checkpoint is None:  # without a checkpoint other settings do no harm
         write_run(run.work, settings)
-        if 0 < len(run.data.files) <= _MOST_FILES:  # for the names of changed files in a later error
+        if 0 < len(run.data.files) <= 100_000:  # for the names of changed files in a later error
             write_atomically(run.work / _FILES_NAME, json.dumps(run.data.files, indent=1, sort_keys=True) + "\n")
         return
     # A run of an earlier version lacks newer options, which leave everything as it was by default.
@@ -420,6 +420,14 @@ def record_run(run: Run) -> None:
     names = sorted({*old_settings, *settings})
     values = ((name, old_values.get(name, "(not set)"), settings.get(name, "(not set)")) for name in names)
     different = [f"{name} was {old} and is now {new}" for name, old, new in values if old != new]
+    if not different:  # the folder of the model may hold another one by now
+        stored = json.loads((run.checkpoint / "config.json").read_text(encoding="utf-8"))
+        old_config = stored.get("backbone_config") or stored
+        different = [
+            f"{name} was {old_config[name]} and is now {value}"
+            for name, value in json.loads(run.config.to_json_string()).items()
+            if name not in _FREE and old_config.get(name, value) != value
+        ]
     if not different:
         return
     changes = ""
@@ -713,18 +721,12 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
     result.model.save_pretrained(folder)
     run.processor.save_pretrained(folder)
     plot_learning_curve(result.history, folder / "learning_curve.png")
-    data = run.data
+    named: dict[str, Any] = {name: getattr(run.data, name) for name in ("name", "fingerprint", "revision")}
     record = make_record(
         "training",
         command=run.command,
         seed=run.options.seed,
-        data=DataFact(
-            name=data.name,
-            fingerprint=data.fingerprint,
-            split="train",
-            size=run.data.num_examples("train"),
-            revision=data.revision,
-        ),
+        data=DataFact(**named, split="train", size=run.data.num_examples("train")),
         seconds=result.seconds,
         device=run.options.device,
         values=task.values(run, result, collect_run_values(run, result)),
