@@ -107,9 +107,6 @@ def diagnose_write_failure(*files: Path) -> Generator[None]:
 
     Args:
         files: files about as large as those that the library writes, in the same folders.
-
-    Raises:
-        OSError: the system's reason, such as a full disk.
     """
     try:
         yield

@@ -187,8 +187,7 @@ def check_runtime(source: str | Path | None) -> None:
 
 
 def copy_runtime(folder: Path, source: str | Path | None = None) -> None:
-    """Create `folder` and write the runtime's files into it; `source` is as in `make_page`."""
-    check_runtime(source)
+    """Create `folder` and write the runtime's files into it; `source` is as in `make_page`, which has checked it."""
     files = [_download_file(name) if source is None else Path(source) / name for name in FILES]
     folder.mkdir(parents=True)
     for file in files:
