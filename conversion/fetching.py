@@ -96,10 +96,7 @@ def fetch(source: str | Path, sha256: str | None = None) -> LocalCheckpoint:
 
 def is_local(source: str | Path) -> bool:
     """Return whether a file or folder of this name exists."""
-    try:
-        return Path(source).exists()
-    except OSError:  # for example a name that is too long
-        return False
+    return os.path.exists(Path(source))  # no error for a name that is too long
 
 
 def is_within(folder: Path, path: str | Path) -> bool:

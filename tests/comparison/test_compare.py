@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import pickle
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -440,6 +441,9 @@ def test_timm_by_folder_and_by_file(saved, data, tmp_path):
     pixel_values = torch.rand(2, 3, zoo.SIDE, zoo.SIDE)
     by_folder, by_file = load_models(sources)
     assert by_file.name == "timm:test_efficientnet@model.safetensors", "without folders, which results do not keep"
+    pictures = make_images(2)
+    prepare = pickle.loads(pickle.dumps(by_file.prepare))  # as workers that are not forked
+    assert torch.equal(prepare(pictures), by_file.prepare(pictures))
     with torch.no_grad():
         assert torch.equal(by_folder.model(pixel_values), by_file.model(pixel_values))
         body = {name: value for name, value in by_file.model.state_dict().items() if not name.startswith("classifier.")}

@@ -3,7 +3,9 @@
 import functools
 import io
 import json
+import pickle
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -232,6 +234,7 @@ def test_answers_in_their_own_size_are_those_of_each_image_alone(folder, classif
 def test_every_vision_transformer_takes_them(family):
     """Also those that go on with padding."""
     subject, data = keep_image_sizes(our_subject(family), 64), make_data(test=6, side=40)
+    subject = replace(subject, prepare=pickle.loads(pickle.dumps(subject.prepare)))  # as workers that are not forked
     small = data.splits["test"].map(lambda row, n: {"image": row["image"].resize((20 + 8 * n, 36))}, with_indices=True)
     data.splits["test"] = small
     features, _ = examine(subject, data, batch_size=6).features("test")

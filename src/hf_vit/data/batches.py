@@ -99,7 +99,7 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
     @property
     def is_cached(self) -> bool:
         """Whether all prepared images are in memory."""
-        return self._prepared is not None or (self._kept is not None and self._kept.is_complete)
+        return self._prepared is not None or (self._kept is not None and bool(self._kept.is_written.all()))
 
     def __len__(self) -> int:
         return len(self.table)
@@ -189,7 +189,7 @@ class _KeptImages:
     def __init__(self, sizes: NDArray[np.int64]) -> None:
         self._sizes, self._ends = sizes, np.cumsum(3 * sizes.prod(axis=1))
         self._pixels = torch.frombuffer(mmap.mmap(-1, int(self._ends[-1])), dtype=torch.uint8)
-        self._is_written = torch.frombuffer(mmap.mmap(-1, len(sizes)), dtype=torch.bool)
+        self.is_written = torch.frombuffer(mmap.mmap(-1, len(sizes)), dtype=torch.bool)
 
     @classmethod
     def reserve(cls, sizes: NDArray[np.int64]) -> "_KeptImages | None":
@@ -205,20 +205,15 @@ class _KeptImages:
         except (OSError, OverflowError):  # a limit of the process
             return None
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all images are in memory."""
-        return bool(self._is_written.all())
-
     def load(self, indices: Sequence[int], read: Callable[[Sequence[int]], list[torch.Tensor]]) -> list[torch.Tensor]:
         """Return images, uint8 [3, H, W] each, of which `read` reads those that are not in memory."""
-        missing = [index for index in indices if not self._is_written[index]]
+        missing = [index for index in indices if not self.is_written[index]]
         images = dict(zip(missing, read(missing), strict=True)) if missing else {}
         for index, image in images.items():
             place = self._find_place(index)
             if (image.shape, image.dtype) == (place.shape, place.dtype):  # else the file has changed
                 place.copy_(image)
-                self._is_written[index] = True  # after the pixels, as another worker may look now
+                self.is_written[index] = True  # after the pixels, as another worker may look now
         return [images[index] if index in images else self._find_place(index) for index in indices]
 
     def _find_place(self, index: int) -> torch.Tensor:

@@ -393,9 +393,11 @@ def _load_from_timm(source: Source, device: str | None, as_classifier: bool) -> 
 
     transform: Any = create_transform(**resolve_model_data_config(model), is_training=False)
     name = TIMM + get_source_name(source).removeprefix(TIMM)
-    return LoadedModel(
-        model, lambda images: torch.stack(list(map(transform, images))), name, facts_folder=source.facts_folder
-    )
+    return LoadedModel(model, partial(_transform_images, transform), name, facts_folder=source.facts_folder)
+
+
+def _transform_images(transform: Any, images: Sequence[Image.Image]) -> torch.Tensor:
+    return torch.stack(list(map(transform, images)))
 
 
 def load_models(sources: Sequence[Any], device: str | None = None) -> list[LoadedModel]:

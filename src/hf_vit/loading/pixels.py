@@ -7,6 +7,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, cast, final
 
 import numpy as np
@@ -128,13 +129,13 @@ def keep_image_sizes(loaded: LoadedModel, max_num_patches: int) -> LoadedModel:
         )
     if max_num_patches < 1:
         raise UserError(f"max_num_patches is {max_num_patches}, but it must be at least 1; choose a larger number")
-    patch = model.config.patch_stride
-
-    def prepare(images: Sequence[Image.Image]) -> Any:
-        prepared = [_prepare_image(image, loaded.processor, patch, max_num_patches) for image in images]
-        return pad_to_patches(prepared, patch)
-
+    prepare = partial(_prepare_images, loaded.processor, model.config.patch_stride, max_num_patches)
     return replace(loaded, model=without_padding(loaded.model), prepare=prepare)
+
+
+def _prepare_images(processor: Any, patch: tuple[int, int], max_num_patches: int, images: Sequence[Image.Image]) -> Any:
+    """Return the inputs of a batch; a loader's workers receive this function, so it must be importable."""
+    return pad_to_patches([_prepare_image(image, processor, patch, max_num_patches) for image in images], patch)
 
 
 def _is_vit(model: Any) -> bool:

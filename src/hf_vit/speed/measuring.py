@@ -94,11 +94,10 @@ def others_load(seconds: float = 0.5) -> float:
 
 def measure_peak_memory(function: Callable[[], Any], device: str = "cpu") -> int | None:
     """Return the most bytes that torch allocates in a second call beyond those before; None for GPUs but CUDA's."""
-    kind = torch.device(device).type
-    if kind not in ("cpu", "cuda"):  # torch records no peak of others
+    if torch.device(device).type not in ("cpu", "cuda"):  # torch records no peak of others
         return None
     function()
-    if kind == "cuda":
+    if torch.device(device).type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         function()
