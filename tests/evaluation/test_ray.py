@@ -177,7 +177,7 @@ def test_what_fails_on_a_node_is_told_in_one_line(ray, place, tmp_path, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(ray_runner, "get_compared_versions", lambda: known | {"torch": "1.0"})
         refused(rf"^node {node} has torch {known['torch']}, but this run uses 1\.0; install 1\.0")
-    opened, entered = embedding.NamedModel.load, embedding._write_or_check_manifest
+    opened, entered = embedding.load_model, embedding._write_or_check_manifest
     for change, said in (
         (lambda folder: (folder / "model.safetensors").unlink(), rf"^on node {node}: "),
         (lambda folder: shutil.rmtree(folder), rf"^on node {node}: there is no file or folder"),
@@ -186,13 +186,13 @@ def test_what_fails_on_a_node_is_told_in_one_line(ray, place, tmp_path, monkeypa
         # As on a node whose disk is another one: after this process opened it, and before the others do.
         shutil.copytree(place / "model", tmp_path / "model")
 
-        def open_then_change(self, device, change=change):
-            subject = opened(self, device)
+        def open_then_change(model, device, change=change):
+            subject = opened(model, device)
             change(tmp_path / "model")
             return subject
 
         with monkeypatch.context() as patched:
-            patched.setattr(embedding.NamedModel, "load", open_then_change)
+            patched.setattr(embedding, "load_model", open_then_change)
             refused(said, tmp_path / "model")
         shutil.rmtree(tmp_path / "model", ignore_errors=True)
 
