@@ -138,9 +138,12 @@ def test_precision_auto_is_bfloat16_for_wide_models(precision, width, capabiliti
 
 
 def test_a_gpu_that_emulates_bfloat16_computes_in_float32(monkeypatch, tiny_config):
+    """Except on request, as for a run to resume that began in bfloat16."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert not use_bf16(FinetuneOptions(device="cuda"), tiny_config())
+    assert use_bf16(FinetuneOptions(device="cuda", precision="bf16"), tiny_config())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: False)
     with pytest.raises(UserError, match="this GPU does not support bf16"):
         use_bf16(FinetuneOptions(device="cuda", precision="bf16"), tiny_config())
 

@@ -158,9 +158,8 @@ def build_model(
 
     The pyramid of a backbone and the head of a patch predictor are new.
     """
-    changes: dict[str, Any] = dict.fromkeys(
-        ("id2label", "label2id", "problem_type")
-    )  # of the classifier whose head is left out
+    # A classifier's classes are left out with its head.
+    changes: dict[str, Any] = dict.fromkeys(("id2label", "label2id", "problem_type"))
     changes |= fields | _make_rate_fields(source, dropout, drop_path)
     return _build(source, door, changes, image_size, new=_NEW[door])
 

@@ -250,10 +250,9 @@ def use_bf16(options: FinetuneOptions, config: HfViTBaseConfig) -> bool:
     if options.precision == "fp32":
         return False
     if pick_device(options.device).type == "cuda":
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        if options.precision == "bf16" and not has_bf16:
+        if options.precision == "bf16" and not torch.cuda.is_bf16_supported():
             raise UserError("this GPU does not support bf16; use --precision fp32")
-        return has_bf16
+        return options.precision == "bf16" or torch.cuda.is_bf16_supported(including_emulation=False)
     if options.precision == "bf16":
         return True
     # bf16 is slower on CPUs without matrix units, and in narrow models, where casts cost more than products gain.
