@@ -45,7 +45,7 @@ _MAX_COUNTS = {"num_labels": 250_000, **dict.fromkeys(("num_hidden_layers", "num
 
 
 def download_model(repo_id: str, revision: str | None = None) -> Path:
-    """Download config, processor and weights of a model, and return their folder in the Hub's cache.
+    """Download config, processor, facts.json and weights of a model, and return their folder in the Hub's cache.
 
     Raises:
         UserError: the model does not exist, is gated, cannot be reached and is not cached, or refers to other

@@ -122,7 +122,7 @@ class Facts(BaseModel):
         return next(reversed(self.filter_kind(kind)), None)
 
     def find_thresholds(self) -> dict[str, Any]:
-        """Return the current weights' last threshold of every class, if multi-label; not all data have all classes."""
+        """Return the last threshold of every class for the current weights; not all data have all classes."""
         thresholds = (record.values.get("thresholds") for record in self.select_current())  # a list for other protocols
         return {name: value for part in thresholds if isinstance(part, dict) for name, value in part.items()}
 
