@@ -31,7 +31,7 @@ from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.embeddings_hf_vit import resample_position_table
 from hf_vit.models.modeling_hf_vit import get_patch_token_slice
 from hf_vit.results.delivery import deliver_folder, prepare_output
-from hf_vit.results.facts import append_record, make_record
+from hf_vit.results.facts import Facts, append_record, make_record
 from hf_vit.writing import explain_write_errors, replace_file
 
 # Largest difference allowed. Rounding in float32 grows with the values (tokens reach 10 and more inside the network),
@@ -423,6 +423,8 @@ def convert(
             with progress(f"finishing {output_folder.name}"), explain_write_errors(output_folder):
                 sources = {"source": checkpoint.name} | ({} if head is None else {"linear_head": Path(head).name})
                 facts = sources | collect_facts(reader, plan, weights, verification)
+                if plan.config.problem_type == "multi_label_classification" and checkpoint.path.is_dir():
+                    facts["thresholds"] = Facts.load(checkpoint.path).find_thresholds()  # if it was exported
                 seconds = time.perf_counter() - start
                 append_record(folder, make_record("conversion", values=facts, seconds=seconds))
             if report_file is not None:

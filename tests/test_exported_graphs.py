@@ -105,7 +105,11 @@ def test_an_export_keeps_the_thresholds_of_a_multi_label_model_and_the_class_of_
     thresholds = {first: (best + 1) / 2} | {name: score / 2 for name, score in others}
     append_record(folder, make_record("evaluation", values={"thresholds": thresholds}))
     conversion.export(folder, tmp_path / "out", target, static=target == "onnx")
-    for model in (folder, tmp_path / "out"):
+    models = [folder, tmp_path / "out"]
+    if target == "timm":
+        conversion.convert(models[-1], tmp_path / "back")
+        models.append(tmp_path / "back")
+    for model in models:
         (prediction,) = hf_vit.predict(model, [image])
         assert dict(prediction.scores) == pytest.approx({first: best, **dict(others)}, abs=1e-5)
         assert set(prediction.labels or ()) == {name for name, _ in others}
