@@ -186,7 +186,8 @@ def choose_engine(name: str, model: nn.Module, placement: _Placement, options: M
     """Return the engine that computes a model; None for torch.
 
     "auto" is OpenVINO where it is installed, can compute the model, and is faster. It is not faster for axial models in
-    float32, which are nearly all products, where oneDNN's are as fast: see "Which engine" in docs/inference.md.
+    float32: the products of HfAxialViT are as fast in oneDNN, and the logits of AxialResNet leave the cache. See "Which
+    engine" in docs/inference.md.
 
     Args:
         name: "auto", "torch", or a key of `ENGINES`.
@@ -198,9 +199,9 @@ def choose_engine(name: str, model: nn.Module, placement: _Placement, options: M
     """
     if name == "torch":
         return None
-    axial = FAMILIES["axial"].classes["model"]
+    axial = [FAMILIES[family].classes["model"] for family in ("axial", "axial_resnet")]
     is_slow = has_avx2_alone() or placement[0] != torch.float32
-    if name == "auto" and not is_slow and any(type(encoder) is axial for encoder in _find_encoders(model)):
+    if name == "auto" and not is_slow and any(type(encoder) in axial for encoder in _find_encoders(model)):
         return None
     engine = ENGINES["openvino" if name == "auto" else name]
     obstacle = _find_obstacle(engine, model, placement, options)
