@@ -188,7 +188,7 @@ def test_models_are_no_pages_and_pages_no_models(page: Path, model_folder: Path)
 def test_the_card_links_to_the_space(model_folder: Path, command: Callable[..., tuple[int, str, str]]) -> None:
     """From then on, also in cards of later facts; before, it says how a page is made."""
     card = write_card(model_folder, license="mit").read_text()
-    assert "To make a page that runs it in the browser: `hf-vit page plain --output page`" in card
+    assert "To make a page that runs it in the browser: `hf-vit page my-vit --output page`" in card
     assert command("card", model_folder, "--space", "alice/my_page")[0] == 0
     for told in ((model_folder / "README.md").read_text(), render_card(model_folder)):
         line = r"Try it in the browser: [alice/my\_page](https://huggingface.co/spaces/alice/my_page)"

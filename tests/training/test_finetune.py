@@ -20,6 +20,7 @@ from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
     EvalPrediction,
+    Trainer,
     TrainerControl,
     TrainerState,
     TrainingArguments,
@@ -35,7 +36,7 @@ from hf_vit.loading.start import build_classifier, build_processor, choose_image
 from hf_vit.models.embeddings_hf_vit import resample_position_table
 from hf_vit.models.modeling_hf_vit import HfViTAttention
 from hf_vit.results.facts import Facts
-from hf_vit.training import FinetuneOptions, HfViTTrainer, finetune
+from hf_vit.training import FinetuneOptions, finetune
 from hf_vit.training.plan import limit_evaluation, note_memory, use_bf16
 from hf_vit.training.tasks.classification import compute_chance_accuracy, compute_metrics
 from hf_vit.training.trainer.callbacks import Patience
@@ -162,7 +163,7 @@ def test_the_trainer_takes_the_requested_one_of_two_gpus(device, tiny_config, co
     def stop(self, *, args, **settings):
         raise UserError(f"{args.device}, {args.n_gpu} GPUs, pinned memory {args.dataloader_pin_memory}, {args.use_cpu}")
 
-    monkeypatch.setattr(HfViTTrainer, "__init__", stop)
+    monkeypatch.setattr(Trainer, "__init__", stop)
     is_cpu = device == "cpu"
     message = f"{device}, {0 if is_cpu else 1} GPUs, pinned memory {not is_cpu}, {is_cpu}"
     with pytest.raises(UserError, match=message):
