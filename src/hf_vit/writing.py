@@ -149,11 +149,7 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
     pattern = re.compile(rf"\.{stem}\.{_get_host()}-(\d+)-([0-9a-f]{{8}})\.({endings})")
     for entry in os.listdir(folder) if folder.is_dir() else ():
         match = pattern.fullmatch(entry)
-        if match is None:
-            continue
-        process, token = int(match[1]), match[2]
-        # In containers every run may get the same process id, of which the token tells more.
-        if token in _TOKENS if process == os.getpid() else psutil.pid_exists(process):
+        if match is None or _is_alive(int(match[1]), match[2]):
             continue
         path = folder / entry
         if name is not None and match[3] == "former" and not (folder / name).exists():
@@ -189,6 +185,14 @@ def _copy_permissions(path: Path, new: Path) -> None:
         permissions = stat.S_IMODE(mode) & 0o777 | stat.S_IWUSR
         if stat.S_ISREG(mode) and stat.S_IMODE(new.stat().st_mode) != permissions:
             new.chmod(permissions)
+
+
+def _is_alive(process: int, token: str) -> bool:
+    """Return whether the process that made a temporary file still runs.
+
+    If it has this process's id, the token decides: in containers every run may get the same id.
+    """
+    return token in _TOKENS if process == os.getpid() else psutil.pid_exists(process)
 
 
 def _shorten_name(name: str) -> str:

@@ -439,7 +439,8 @@ class MapComparison:
         centered, expected_centered = actual_values - mean, expected_values - mean  # [B, D, positions]
         difference, variance = (centered - expected_centered).square().sum(), centered.square().sum()
         cosine = F.cosine_similarity(centered, expected_centered, dim=1).sum()
-        sums = [*(value.item() for value in (difference, variance, cosine)), centered[:, 0].numel()]  # last: positions
+        sums = [value.item() for value in (difference, variance, cosine)]
+        sums.append(len(centered) * centered.shape[2])  # number of positions
         self._sums[case, depth] = self._sums.get((case, depth), np.zeros(4)) + sums
 
     def arrays(self, prefix: str = "") -> Arrays:

@@ -267,8 +267,10 @@ def load_model(
     Raises:
         UserError: the source does not exist or cannot be loaded.
     """
-    if isinstance(source, LoadedModel):  # its mode and weights may have changed; an optimized one keeps its fingerprint
-        return source if hasattr(source.model.eval(), "engine") else replace(source)
+    if isinstance(source, LoadedModel):
+        source.model.eval()
+        # The weights may have changed, so a copy computes the fingerprint anew; an optimized model keeps its own.
+        return source if hasattr(source.model, "engine") else replace(source)
     if isinstance(source, tuple):
         model, processor = cast("tuple[nn.Module, Any]", source)
         model = unwrap_model(model)

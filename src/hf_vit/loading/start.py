@@ -272,8 +272,12 @@ def _find_prepared_size(source: Source) -> tuple[int, int] | None:
     size = stored.get("crop_size") if stored.get("do_center_crop") else stored.get("size")
     if isinstance(size, int):
         return size, size
-    height, width = map(size.get, ("height", "width")) if isinstance(size, Mapping) else (None, None)
-    return (height, width) if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0 else None
+    if not isinstance(size, Mapping):
+        return None
+    height, width = size.get("height"), size.get("width")
+    if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
+        return height, width
+    return None
 
 
 def _px(size: Any) -> str:

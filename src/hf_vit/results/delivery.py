@@ -112,11 +112,14 @@ def fill_folder(output: Path, folder: Path) -> None:
     facts.json is moved first, so that the next run may replace the folder after a kill; config.json and weights are
     moved last, so that an incomplete folder does not load as a model.
     """
-    places = {FACTS_NAME: 0, "config.json": 3}
-    weights = ("model", "openvino_model")
+
+    def sort_key(path: Path) -> tuple[bool, bool, bool]:
+        is_model = path.name.startswith(("model", "openvino_model"))
+        return path.name != FACTS_NAME, path.name == "config.json", is_model
+
     moved_paths: list[Path] = []
     try:
-        for path in sorted(folder.iterdir(), key=lambda path: places.get(path.name, 1 + path.name.startswith(weights))):
+        for path in sorted(folder.iterdir(), key=sort_key):
             path.replace(output / path.name)
             moved_paths.append(path)
     except BaseException:

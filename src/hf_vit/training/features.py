@@ -109,8 +109,8 @@ def _load_split(run: Run, split: str, transform: Any) -> FeatureImages:
             if images is None:
                 transform.set_epoch(0)  # otherwise its keys, which change nothing, would draw from torch's generator
                 images = TransformedImages(table, transform, cache_bytes=0)
-            computed = _compute(run, images, part).contiguous()
-            write_atomically(path, save({"features": computed}, {"key": key, "sha256": _hash_tensor(computed)}))
+            values = _compute(run, images, part).contiguous()
+            write_atomically(path, save({"features": values}, {"key": key, "sha256": _hash_tensor(values)}))
     features = [_read(path, key, len(part)) for path, part in zip(files, rows, strict=True)]
     return FeatureImages(features, table["label"][:])
 

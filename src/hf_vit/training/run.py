@@ -93,7 +93,7 @@ _ARCHIVES = ("stream_*.pt", "teacher.pt", "pytorch_model_fsdp*.bin")
 _LOCK, _REMOVED = ".lock", ".checkpoints-removed"
 _SCALING = ("image_mean", "image_std", "resample")  # fields of the image processor that decide a model's pixels
 # Fields of a config that saving sets, and those of the classes, which are a setting of their own.
-_FREE = ("architectures", "auto_map", "dtype", "transformers_version", "id2label", "label2id", "problem_type")
+_NOT_COMPARED = ("architectures", "auto_map", "dtype", "transformers_version", "id2label", "label2id", "problem_type")
 # Logged metrics of the validation split -> axis label of the plot.
 _SCORES = {"eval_accuracy": "accuracy", "eval_mean_iou": "mean intersection over union", "eval_ap50": "AP50"}
 # Trains a job, once or for every learning rate of a sweep, and returns a trainer with the released weights.
@@ -421,12 +421,12 @@ def record_run(run: Run) -> None:
     values = ((name, old_values.get(name, "(not set)"), settings.get(name, "(not set)")) for name in names)
     different = [f"{name} was {old} and is now {new}" for name, old, new in values if old != new]
     if not different:  # the folder of the model may hold another one by now
-        stored = json.loads((run.checkpoint / "config.json").read_text(encoding="utf-8"))
-        old_config = stored.get("backbone_config") or stored
+        checkpoint_config = json.loads((run.checkpoint / "config.json").read_text(encoding="utf-8"))
+        old_config = checkpoint_config.get("backbone_config") or checkpoint_config
         different = [
             f"{name} was {old_config[name]} and is now {value}"
             for name, value in json.loads(run.config.to_json_string()).items()
-            if name not in _FREE and old_config.get(name, value) != value
+            if name not in _NOT_COMPARED and old_config.get(name, value) != value
         ]
     if not different:
         return
@@ -721,12 +721,18 @@ def _write(task: Task[Result], run: Run, result: Result, folder: Path) -> None:
     result.model.save_pretrained(folder)
     run.processor.save_pretrained(folder)
     plot_learning_curve(result.history, folder / "learning_curve.png")
-    named: dict[str, Any] = {name: getattr(run.data, name) for name in ("name", "fingerprint", "revision")}
+    data = run.data
     record = make_record(
         "training",
         command=run.command,
         seed=run.options.seed,
-        data=DataFact(**named, split="train", size=run.data.num_examples("train")),
+        data=DataFact(
+            name=data.name,
+            fingerprint=data.fingerprint,
+            split="train",
+            size=data.num_examples("train"),
+            revision=data.revision,
+        ),
         seconds=result.seconds,
         device=run.options.device,
         values=task.values(run, result, collect_run_values(run, result)),

@@ -178,9 +178,9 @@ class KeepCheckpoints(TrainerCallback):
         if args.should_save:
             work = Path(str(args.output_dir))
             settle_folder(work / f"checkpoint-{state.global_step}")
-            kept = {state.global_step, state.best_global_step or state.global_step}
-            others = [folder for folder in list_checkpoints(work) if parse_step(folder) not in kept]
-            for folder in others[: len(others) + len(kept) - 2]:
+            kept_steps = {state.global_step, state.best_global_step or state.global_step}
+            others = [folder for folder in list_checkpoints(work) if parse_step(folder) not in kept_steps]
+            for folder in others[: len(others) + len(kept_steps) - 2]:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
