@@ -523,14 +523,15 @@ def test_splits_of_a_list(how, flat, monkeypatch):
         for function in ("relpath", "commonpath"):
             monkeypatch.setattr(f"os.path.{function}", Mock(side_effect=ValueError("Paths don't have the same drive")))
     inner = "images/" if how == "folders in one" else ""
+    class_folder = "train/" if how == "lists" else ""  # as of CIFAR-100
     parts = ["train"] * 30 + ["val"] * 5 + ["test"] * 5
     rows = [(*rows[number * 7 % 40], part) for number, part in enumerate(parts)]  # every class in train
     if how.lower() == "split":  # a column
         write_csv(place / "metadata.csv", ("file_name", "label", how), rows)
     else:
         for file, _, part in rows:
-            (place / inner / part).mkdir(exist_ok=True, parents=True)
-            (place / file).rename(place / inner / part / file)
+            (place / inner / part / class_folder).mkdir(exist_ok=True, parents=True)
+            (place / file).rename(place / inner / part / class_folder / file)
     if "folders" in how or how == "whole paths":
         forms = {"whole paths": f"{place}/{{}}/{{}}", "folders of Windows": ".\\{}\\{}"}
         form = forms.get(how, f"{inner}{{}}/{{}}")
@@ -538,7 +539,7 @@ def test_splits_of_a_list(how, flat, monkeypatch):
         write_csv(place / "metadata.csv", ("file_name", "label"), listed)
     if how == "lists":
         for part in ("train", "val", "test"):
-            inside = [row[:2] for row in rows if row[2] == part]
+            inside = [(class_folder + file, label) for file, label, split in rows if split == part]
             write_jsonl(place / part / "metadata.jsonl", ("file_name", "label"), inside)
     data = load_data(str(place))
     assert counts(data) == [30, 5, 5]

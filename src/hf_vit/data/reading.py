@@ -388,8 +388,9 @@ def _read_idx(source: DataSource) -> RawTables:
 def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
     """Read the image files and labels of CSV or JSON Lines files.
 
-    The split of a row is in its column "split", else in a folder of the image's path from the list on, else in the path
-    of the list. Cells stay text until all lists are read, and `convert_labels` then converts the labels.
+    The split of a row is in its column "split", else in the path of a list of validation or test, else in a folder of
+    the image's path from the list on. Cells stay text until all lists are read, and `convert_labels` then converts the
+    labels.
     """
     paths: dict[str, list[Path]] = {}
     labels: dict[str, list[Any]] = {}
@@ -400,7 +401,9 @@ def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
             _refuse_list_path(file, path)
             image_file = names.find(file.parent / path)
             if raw_split is None:
-                split = _find_split(os.path.dirname(str(image_file)), root) or list_split
+                folder_split = _find_split(os.path.dirname(str(image_file)), root)
+                # val.csv may list images in a folder train, which may also be named after a class.
+                split = folder_split if folder_split and list_split == "train" else list_split
             else:
                 split = split_name(str(raw_split))
             if split is None:
