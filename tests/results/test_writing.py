@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -220,13 +221,19 @@ def test_what_is_delivered_is_on_the_disk_and_for_all_who_may_see_it(
         assert {file.stat().st_ino for file in path.rglob("*") if file.is_file()} <= synced
         return replace(path, to)
 
-    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino))
+    def sync(file: int) -> None:
+        synced.add(os.fstat(file).st_ino)
+        together.wait(5)  # one by one, thousands of masks would take minutes
+
+    together = threading.Barrier(2)
+    monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(Path, "replace", move)
     with deliver_folder(prepare_output(output, force=True), force=True) as folder:
         (folder / "onnx").mkdir()
         for name in ("model.safetensors", "onnx/weights.safetensors"):
             save_file({"weight": torch.zeros(1)}, folder / name)
-        (folder / "config.json").touch()
+        for name in ("config.json", "preprocessor_config.json"):
+            (folder / name).touch()
     modes = {path.stat().st_mode & 0o777 for path in output.rglob("*") if path.is_file()}
     assert modes == {output.joinpath("config.json").stat().st_mode & 0o777}
     assert (output.stat().st_mode & 0o077 == 0) == (before != "nothing")
