@@ -541,11 +541,22 @@ def test_every_family_after_an_ordinary_evaluation(family):
     assert all(torch.equal(before[name], value) for name, value in subject.model.state_dict().items())
 
 
-def test_a_classifier_in_half_precision_is_attacked_in_full_pixels():
-    full = robustness(examine(), epsilons=(16.0,), steps=4)
-    half = robustness(examine(make_classifier().to(torch.bfloat16)), epsilons=(16.0,), steps=4)
-    assert full.pgd[0] < full.clean
-    assert half.pgd[0] == pytest.approx(full.pgd[0], abs=0.1)
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.bfloat16, 1), (torch.float16, 20), (torch.float32, 100)])
+def test_a_classifier_is_attacked_in_every_precision_however_confident_it_is(dtype, scale):
+    """Logits times `scale` change neither what is right nor which pixels matter, but round its probability to 1."""
+    data, model = make_data(test=60), make_classifier()
+    pixels = make_processor()(images=list(data.splits["test"]["image"]), return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        answers = model(pixels).logits.argmax(dim=1).tolist()
+    columns = {"image": data.splits["test"]["image"], "label": answers}
+    data.splits["test"] = Dataset.from_dict(columns, features=data.splits["test"].features)
+    full = robustness(examine(model, data), epsilons=(8.0,), steps=4)
+    with torch.no_grad():
+        model.classifier.weight *= scale
+        model.classifier.bias *= scale
+    result = robustness(examine(model.to(dtype), data), epsilons=(8.0,), steps=4)
+    assert full.pgd[0] < 0.2 < 0.9 < full.clean
+    assert result.pgd[0] == pytest.approx(full.pgd[0], abs=0.1)
 
 
 def photo(side=64):

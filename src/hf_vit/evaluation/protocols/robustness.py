@@ -66,8 +66,17 @@ def check_differentiable(loaded: LoadedModel) -> None:
 
 
 def make_loss(model: nn.Module, scale: PixelScale, labels: torch.Tensor) -> Loss:
-    """Return the function from pixels [B, C, H, W] in 0..1 to the cross-entropy of every image."""
-    return lambda pixels: F.cross_entropy(compute_logits(model, scale.values(pixels)), labels, reduction="none")
+    """Return the function from pixels [B, C, H, W] in 0..1 to log(exp(cross-entropy) - 1) of every image.
+
+    Its gradient has the sign of the cross-entropy's, which vanishes by rounding where a model is confident.
+    """
+
+    def loss(pixels: torch.Tensor) -> torch.Tensor:
+        logits = compute_logits(model, scale.values(pixels))
+        true = labels[:, None]
+        return (logits.scatter(1, true, -torch.inf).logsumexp(dim=1, keepdim=True) - logits.gather(1, true))[:, 0]
+
+    return loss
 
 
 def compute_gradient(loss: Loss, pixels: torch.Tensor) -> torch.Tensor:
