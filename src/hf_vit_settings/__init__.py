@@ -29,7 +29,7 @@ CONTRAST = "Momentum contrast"
 # Destination of the Trainer's log -> packages, one of which must be installed.
 REPORTERS = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
 # The forms of timm's policies.
-POLICY = r"3a|rand(-(m\d+|n\d+|p\d*\.?\d+|mstd\d*\.?\d+|mmax\d+|inc[01]))*|(original|originalr|v0|v0r)(-mstd\d*\.?\d+)?"
+POLICY = r"3a|rand(-(m\d+|n\d+|p\d+\.?\d*|mstd\d+\.?\d*|mmax\d+|inc[01]))*|(original|originalr|v0|v0r)(-mstd\d+\.?\d*)?"
 
 
 class UserError(ValueError):
@@ -67,7 +67,8 @@ class AugmentationConfig:
 
     The order is crop, shift, rotation with shear and zoom, flip, RandAugment, policy, color jitter, erasing; mixup or
     cutmix is applied to batches in `ImageCollator`. A crop has an aspect ratio of 3/4 to 4/3. Transformed images are
-    interpolated bilinearly, and areas from outside the image are black.
+    interpolated bilinearly (by RandAugment: the nearest pixel), and areas from outside the image are black (by a
+    policy: the mean color).
     """
 
     random_resized_crop: tuple[float, float] | None = _augmentation(

@@ -384,6 +384,7 @@ def test_erasing_puts_noise_into_a_rectangle_of_its_share_of_images():
     [
         ("random_resized_crop", (0.0, 1.0)), ("random_resized_crop", (0.5, 0.2)), ("horizontal_flip", 1.5),
         ("randaugment", (2, 40)), ("random_erasing", 1.5), ("random_crop", -1), ("auto_augment", "nothing"),
+        ("auto_augment", "rand-m9-mstd.5"),
         ("color_jitter", 1.5), ("mixup_alpha", -1.0), ("cutmix_alpha", -0.1), ("shift_px", -1),
         ("rotation_degrees", 200.0), ("shear_degrees", 90.0), ("zoom", 1.0),
     ],
