@@ -64,6 +64,7 @@ def test_cached_and_uncached_are_the_same(digits, augmentation):
     )
     assert cached.is_cached
     assert not uncached.is_cached
+    assert cached[-1]["index"] == uncached[-1]["index"] == len(cached) - 1
     for epoch in (0, 1):
         cached.set_epoch(epoch)
         uncached.set_epoch(epoch)
@@ -193,6 +194,12 @@ def test_hard_labels(collator, given):
     assert torch.equal(batch["pixel_values"], torch.stack([example["pixel_values"] for example in examples()]))
     assert batch["labels"].dtype == torch.int64
     assert batch["labels"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+
+
+@pytest.mark.parametrize("label", [2.7, [0.0, 1.0, 1.0]], ids=["a target of regression", "zeros and ones"])
+def test_what_is_no_class_number_is_not_rounded_to_one(label):
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        ImageCollator(5)(examples(label=label))
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("mixup", 0), ("cutmix", 1)])

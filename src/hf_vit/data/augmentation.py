@@ -164,11 +164,8 @@ def shift(pixels: torch.Tensor, right: Sequence[int], down: Sequence[int]) -> to
     height, width = pixels.shape[-2:]
     margin = max(1, *(abs(offset) for offset in (*right, *down)))
     padded = F.pad(pixels, (margin, margin, margin, margin))
-    moved: list[torch.Tensor] = []
-    for image, dx, dy in zip(padded, right, down, strict=True):
-        left, top = margin - dx, margin - dy
-        moved.append(image[:, top : top + height, left : left + width])
-    return torch.stack(moved)
+    corners = zip(padded, (margin - dx for dx in right), (margin - dy for dy in down), strict=True)
+    return torch.stack([image[:, top : top + height, left : left + width] for image, left, top in corners])
 
 
 def apply_affine(

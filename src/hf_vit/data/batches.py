@@ -2,6 +2,7 @@
 
 import copy
 import mmap
+import operator
 import os
 import sys
 import zlib
@@ -109,7 +110,7 @@ class TransformedImages(torch.utils.data.Dataset[Example]):
         self.transform.set_epoch(epoch)
 
     def __getitem__(self, index: int) -> Example:
-        return self.__getitems__([index])[0]
+        return self.__getitems__([range(len(self))[index]])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         """Return the examples of a batch; torch's loader calls this for whole batches."""
@@ -414,9 +415,9 @@ class ImageCollator:
         if isinstance(examples[0][key], list):
             multi_hot = torch.zeros(len(examples), self.num_labels)
             for row, example in enumerate(examples):
-                multi_hot[row, example[key]] = 1.0
+                multi_hot[row, list(map(operator.index, example[key]))] = 1.0
             return {**inputs, "labels": multi_hot}
-        labels = torch.tensor([int(example[key]) for example in examples])
+        labels = torch.tensor([operator.index(example[key]) for example in examples])
         if self._mixes and all(example.get("mixable", True) for example in examples):
             # About 1,000 values of every image identify the batch quickly.
             flat = pixel_values.detach().flatten(1)
