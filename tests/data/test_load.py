@@ -65,6 +65,7 @@ def test_folder_of_class_folders_is_cut_by_content_and_seed_alone_and_says_so(fo
     [
         (("train", "val", "test"), [11, 11, 11]),
         (("Train", "validation", "testing"), [11, 11, 11]),
+        (("train2017", "val2017", "test2017"), [11, 11, 11]),
         (("train", "dev"), [9, 11, 2]),
         (("train", "val", "test -> val"), [11, 11, 11]),
         (("test",), [11]),
@@ -515,10 +516,15 @@ def test_columns_of_any_name(flat, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "how", ["split", "SPLIT", "folders", "folders in one", "folders of Windows", "whole paths", "lists"]
+    "how",
+    ["split", "SPLIT", "folders", "folders in one", "folders of Windows", "whole paths", "elsewhere", "lists"],
 )
 def test_splits_of_a_list(how, flat, monkeypatch):
     place, rows = flat
+    source = place
+    if how == "elsewhere":  # a folder above all images says nothing of their splits
+        source, place = place.with_name("lists"), place.rename(place.with_name("dev"))
+        source.mkdir()
     if how == "whole paths":  # on two drives of Windows
         for function in ("relpath", "commonpath"):
             monkeypatch.setattr(f"os.path.{function}", Mock(side_effect=ValueError("Paths don't have the same drive")))
@@ -532,16 +538,17 @@ def test_splits_of_a_list(how, flat, monkeypatch):
         for file, _, part in rows:
             (place / inner / part / class_folder).mkdir(exist_ok=True, parents=True)
             (place / file).rename(place / inner / part / class_folder / file)
-    if "folders" in how or how == "whole paths":
-        forms = {"whole paths": f"{place}/{{}}/{{}}", "folders of Windows": ".\\{}\\{}"}
+    if "folders" in how or how in ("whole paths", "elsewhere"):
+        whole = f"{place}/{{}}/{{}}"
+        forms = {"whole paths": whole, "elsewhere": whole, "folders of Windows": ".\\{}\\{}"}
         form = forms.get(how, f"{inner}{{}}/{{}}")
         listed = [(form.format(part, file), label) for file, label, part in rows]
-        write_csv(place / "metadata.csv", ("file_name", "label"), listed)
+        write_csv(source / "metadata.csv", ("file_name", "label"), listed)
     if how == "lists":
         for part in ("train", "val", "test"):
             inside = [(class_folder + file, label) for file, label, split in rows if split == part]
             write_jsonl(place / part / "metadata.jsonl", ("file_name", "label"), inside)
-    data = load_data(str(place))
+    data = load_data(str(source))
     assert counts(data) == [30, 5, 5]
     assert data.notes == [] or "ignored" in data.notes[0]
 
@@ -555,6 +562,7 @@ def test_what_a_list_lacks_is_named(flat):
         ("file_name,label\nno/such/a.png,cat\nb.png,dog\n", r"image '.*no/such/a\.png' is missing"),
         (path.read_text(), r"image '.*gone\.png' is missing; replace or remove such images"),
         (f"file_name,label,split{of_holidays}", r"metadata\.csv has the split 'holiday', .*; write train, valid"),
+        (f"file_name,label,split{of_holidays.replace('holiday', 'train')}\n{rows[0][0]},cat,", "has the split ''"),
         ('file_name,label\n"unclosed\n', r"^metadata\.csv of 'flat'"),
         ("", r"metadata\.csv of 'flat' cannot be read as a list"),
     ):

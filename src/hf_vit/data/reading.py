@@ -13,7 +13,7 @@ import tarfile
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -389,23 +389,21 @@ def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
     """Read the image files and labels of CSV or JSON Lines files.
 
     The split of a row is in its column "split", else in the path of a list of validation or test, else in a folder of
-    the image's path from the list on. Cells stay text until all lists are read, and `convert_labels` then converts the
-    labels.
+    the image's path. Cells stay text until all lists are read, and `convert_labels` then converts the labels.
     """
     paths: dict[str, list[Path]] = {}
     labels: dict[str, list[Any]] = {}
     names = FileNames()
     for list_split, file in ((split, file) for split, files in source.files.items() for file in files):
-        root = os.path.abspath(str(file.parent))
-        for path, label, raw_split in _read_list_rows(file, source.name, selection):
-            _refuse_list_path(file, path)
-            image_file = names.find(file.parent / path)
-            if raw_split is None:
-                folder_split = _find_split(os.path.dirname(str(image_file)), root)
-                # val.csv may list images in a folder train, which may also be named after a class.
-                split = folder_split if folder_split and list_split == "train" else list_split
-            else:
+        rows = list(_read_list_rows(file, source.name, selection))
+        image_files = [names.find(file.parent / path) for path, _, _ in rows]
+        top = _find_top(os.path.abspath(str(file.parent)), {os.path.dirname(str(path)) for path in image_files})
+        for image_file, (_, label, raw_split) in zip(image_files, rows, strict=True):
+            split = list_split
+            if raw_split is not None:
                 split = split_name(str(raw_split))
+            elif list_split == "train":  # but val.csv may list images in train, which may also name a class
+                split = _find_split(os.path.dirname(str(image_file)), top) or list_split
             if split is None:
                 raise UserError(
                     f"{file.name} has the split {raw_split!r}, which is unknown; write train, validation or test"
@@ -418,10 +416,22 @@ def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
     return RawTables(splits, label_names=list(selection.indicators) or None, labels=typed_labels)
 
 
+def _find_top(list_folder: str, image_folders: Iterable[str]) -> str:
+    """Return the folder above all that may name splits: that of the list, or the images' common one if one is outside.
+
+    Folders higher up, such as /home/dev, say nothing of a split.
+    """
+    paths = list(map(os.path.abspath, image_folders))
+    if not all(Path(path).is_relative_to(list_folder) for path in paths):
+        with suppress(ValueError):  # on two drives of Windows
+            return os.path.commonpath(paths)
+    return list_folder
+
+
 @functools.lru_cache(maxsize=1024)
-def _find_split(folder: str, root: str) -> str | None:
-    """Return the first split that a folder on the way from `root` to `folder` names, or None."""
-    path, top = (Path(os.path.abspath(name)) for name in (folder, root))  # on Windows perhaps on two drives
+def _find_split(folder: str, top: str) -> str | None:
+    """Return the first split that a folder on the way from `top` to `folder` names, or None."""
+    path = Path(os.path.abspath(folder))
     parts = path.relative_to(top).parts if path.is_relative_to(top) else ()
     return next(filter(None, map(split_name, parts)), None)
 
@@ -475,9 +485,12 @@ def _read_list_rows(file: Path, name: str, selection: NamedColumns) -> Iterator[
             raise UserError(
                 f"row {number} of {file.name} has {row.get(image)!r} in the column {image}; write an image file's name"
             )
+        _refuse_list_path(file, row[image])
     labels = used_columns.labels({column: [row.get(column) for row in rows] for column in used_columns.label_columns})
-    for row, raw_label in zip(rows, labels, strict=True):
-        yield row[image], raw_label, normalize_label(row.get(split))
+    splits = [normalize_label(row.get(split)) for row in rows]
+    no_split = "" if any(splits) else None  # an empty cell is unknown, an empty column no column
+    for row, raw_label, raw_split in zip(rows, labels, splits, strict=True):
+        yield row[image], raw_label, raw_split or no_split
 
 
 def _choose_list_columns(columns: Collection[str], file_name: str, selection: NamedColumns) -> Columns:
@@ -552,12 +565,13 @@ def _to_text(value: Any) -> Any:
 def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
     """Open a Hub data set; without a network, the version in the cache."""
     from datasets import load_dataset
+    from huggingface_hub import HfApi
 
     repo, _, configuration = source.name.partition(":")
     problem = f"'{source.name}' does not exist as a path, and cannot be loaded as a Hub data set"
     try:
         with guard_hub_access(repo):
-            commit = read_hub_commit(repo)
+            commit = HfApi().dataset_info(repo, timeout=10).sha
     except UserError as error:  # no network or unknown name, for which `datasets` would retry for half a minute
         if not _is_cached(repo):
             raise UserError(f"{problem}: {error}; check the spelling of the path or id") from error
@@ -603,13 +617,6 @@ def _rename_splits(raw_splits: dict[str, Any], name: str) -> tuple[dict[str, Any
         f"'{name}' has the splits {', '.join(raw_splits)}, but needs at least one of train, validation and test; "
         "rename one of them"
     )
-
-
-def read_hub_commit(repo: str) -> str | None:
-    """Return the current commit of a Hub data set; errors of huggingface_hub are passed on."""
-    from huggingface_hub import HfApi
-
-    return HfApi().dataset_info(repo, timeout=10).sha
 
 
 def _is_cached(repo: str) -> bool:

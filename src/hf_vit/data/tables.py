@@ -696,7 +696,7 @@ def _find_image_folder(
     candidates = [path.parent, root, root / "images", path.parent / "images"]
     for parent in (root, root / "images", root.parent):
         for folder in sorted(parent.glob("*/")):  # val2017 for instances_val2017.json
-            if folder.name in path.stem or split_name(folder.name.rstrip("0123456789")) == split:
+            if folder.name in path.stem or split_name(folder.name) == split:
                 candidates.append(folder)
     counts = {folder: sum(names.find(folder / file).is_file() for file in files[:100]) for folder in candidates}
     best = max(counts, key=lambda folder: counts[folder])
