@@ -71,15 +71,20 @@ def everything(data) -> set[tuple[bytes, str]]:
     return set().union(*(contents(data, split) for split in data.splits))
 
 
-def load_uploaded(folder: str) -> str:
-    """Return, in a client process, the fingerprint of a folder of images that lies in a repository of the Hub."""
+def load_uploaded(folder: str) -> tuple[str, bool]:
+    """Load, in a client process, a folder of images in a repository of the Hub by its address and as a stream.
+
+    Returns the fingerprint, and whether the stream has the same images.
+    """
     from huggingface_hub import HfApi
 
     from hf_vit.data import load_data
 
     HfApi().create_repo("alice/pets", repo_type="dataset")
     HfApi().upload_folder(repo_id="alice/pets", repo_type="dataset", folder_path=folder, path_in_repo="in/pets")
-    return load_data("hf://datasets/alice/pets/in/pets").fingerprint
+    data = load_data("hf://datasets/alice/pets/in/pets")
+    streamed = load_data("alice/pets", streaming=True)
+    return data.fingerprint, all(contents(streamed, split) == contents(data, split) for split in data.splits)
 
 
 @pytest.fixture

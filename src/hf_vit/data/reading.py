@@ -589,6 +589,8 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
             ) from error
         hint = "" if configuration else f" (to choose a configuration, write {repo}:CONFIGURATION)"
         raise UserError(f"{problem}: {_shorten(cause)}{hint}") from error
+    if streaming:  # `datasets` would decode files, whose bytes decide their split
+        raw_splits = {name: part.decode(False) if part.features else part for name, part in raw_splits.items()}
     splits, notes = _rename_splits(raw_splits, source.name)
     table, *others = splits.values()
     if not streaming:
@@ -696,7 +698,9 @@ def refuse_foreign_images(table: "Dataset", column: str, source: DataSource) -> 
 def _refuse_foreign(source: DataSource, path: str) -> None:
     """Raise UserError if a row's path is not the name of a file that tables of this source may read."""
     refuse_text(path)
-    if not source.is_local or "://" in path:
+    repo = f"hf://datasets/{source.name.partition(':')[0]}@"  # a stream of a folder on the Hub names its own files
+    is_own = source.kind == "hub" and path.startswith(repo) and ".." not in path.split("/")
+    if not is_own and (not source.is_local or "://" in path):
         raise UserError(
             f"{source.name} names a file instead of an image ({path[:80]!r}), which is not read for "
             "safety; give data that contains its images"
