@@ -484,8 +484,8 @@ def test_from_a_vit(choice: str, tmp_path: Path):
         wide = hf_vit.HfLocalViTForImageClassification.from_vit(vit, attention_window=7)
         torch.testing.assert_close(wide(images).logits, wanted, rtol=0, atol=1e-10)
     vit.save_pretrained(tmp_path)
-    narrow = hf_vit.HfLocalViTForImageClassification.from_vit(str(tmp_path), attention_window=3)
-    axial = hf_vit.HfAxialViTForImageClassification.from_vit(str(tmp_path), initializer_range=0.3)
+    narrow = hf_vit.HfLocalViTForImageClassification.from_vit(tmp_path, attention_window=3)
+    axial = hf_vit.HfAxialViTForImageClassification.from_vit(tmp_path, initializer_range=0.3)
     assert not any(model.training for model in (narrow, axial))
     assert narrow.config.attention_window == 3
     assert (narrow(images).logits - wanted).abs().max() > 1e-3

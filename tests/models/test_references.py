@@ -240,6 +240,17 @@ def test_shared_groups_equal_a_model_with_copied_blocks():
     assert_equal(shared(images_of()).last_hidden_state, plain(images_of()).last_hidden_state)
 
 
+def test_blocks_that_were_cut_off_or_added_run_once_each():
+    """As in transformers, where the list of blocks alone says which run."""
+    longer, shorter = (PLAIN.build("model", dtype=torch.float64, num_hidden_layers=count) for count in (4, 2))
+    shorter.load_state_dict(longer.state_dict(), strict=False)
+    wanted_of_4, wanted_of_2 = (model(images_of()).last_hidden_state for model in (longer, shorter))
+    shorter.layers.extend(longer.layers[2:])
+    del longer.layers[2:]
+    assert_equal(shorter(images_of()).last_hidden_state, wanted_of_4)
+    assert_equal(longer(images_of()).last_hidden_state, wanted_of_2)
+
+
 def test_causal_tokens_see_only_what_stands_before():
     model, images = PLAIN.build("model", "causal_distillation", dtype=torch.float64), images_of()
     before = model(images).last_hidden_state

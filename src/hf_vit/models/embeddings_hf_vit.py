@@ -633,7 +633,13 @@ class HfViTEmbeddings(nn.Module):
         if self.patch_layernorm is not None:
             patches = self.patch_layernorm(patches)
         if bool_masked_pos is not None or patch_sources is not None:
-            patches = self._corrupt(patches, bool_masked_pos, patch_sources, patch_attention_mask)
+            if not hasattr(self, "mask_token"):
+                raise ValueError(
+                    "bool_masked_pos needs a model with a [mask] embedding; load the checkpoint with "
+                    "AutoModelForMaskedImageModeling"
+                )
+            masked = check_corruption(patches.shape[:2], bool_masked_pos, patch_sources, patch_attention_mask)
+            patches = corrupt_patches(patches, self.mask_token, masked, patch_sources)
         if positions is not None:
             patches = patches + positions
         special_tokens = self._make_special_tokens(patches.shape[0], special_rows)
@@ -646,22 +652,18 @@ class HfViTEmbeddings(nn.Module):
     def compute_patch_grid(self, pixel_values: torch.Tensor) -> Grid:
         """Return the (h, w) of a batch in patches; raise a ValueError for anything but a batch of images."""
         check_images(pixel_values, self.config.num_channels)
-        grid = self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
-        if not torch.compiler.is_compiling():  # a comparison would make symbolic sizes constant
-            self._warn_about_ignored_pixels(pixel_values, grid)
-        return grid
-
-    def _warn_about_ignored_pixels(self, pixel_values: torch.Tensor, grid: Grid) -> None:
-        """Warn if the image ends with an incomplete patch, which the original code ignores silently."""
         height, width = pixel_values.shape[2:]
         stride_h, stride_w = self.config.patch_stride
-        if grid[0] * stride_h < height or grid[1] * stride_w < width:
+        h, w = self.config.grid_of(height, width)
+        # Incomplete patches at the end are ignored, as originally. A graph's comparison would make sizes constant.
+        if not torch.compiler.is_compiling() and (h * stride_h < height or w * stride_w < width):
             warnings.warn(
-                f"images of {height}x{width} px hold {grid[0]}x{grid[1]} whole patches of {stride_h}x{stride_w} "
-                "px, so the model ignores pixels at the bottom or right; resize or pad the images to avoid this",
+                f"images of {height}x{width} px hold {h}x{w} whole patches of {stride_h}x{stride_w} px, so the model "
+                "ignores pixels at the bottom or right; resize or pad the images to avoid this",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=1,
             )
+        return h, w
 
     def _embed_padded(
         self, pixel_values: torch.Tensor, grid: Grid, image_grids: list[Grid]
@@ -683,22 +685,6 @@ class HfViTEmbeddings(nn.Module):
             if table is not None:
                 positions = positions.to(table.dtype).index_put(indices, table.expand(len(images), -1, -1))
         return patches, None if table is None else positions, special_rows
-
-    def _corrupt(
-        self,
-        patches: torch.Tensor,
-        bool_masked_pos: torch.Tensor | None,
-        patch_sources: torch.Tensor | None,
-        patch_attention_mask: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Check the masks and replace the embeddings of corrupted patches; see `corrupt_patches`."""
-        if not hasattr(self, "mask_token"):
-            raise ValueError(
-                "bool_masked_pos needs a model with a [mask] embedding; load the checkpoint with "
-                "AutoModelForMaskedImageModeling"
-            )
-        masked = check_corruption(patches.shape[:2], bool_masked_pos, patch_sources, patch_attention_mask)
-        return corrupt_patches(patches, self.mask_token, masked, patch_sources)
 
     def _make_special_tokens(self, batch: int, positions: torch.Tensor | None) -> list[torch.Tensor]:
         """Return the special tokens [B, T, D] with their positions, in a list that is empty if there are none."""

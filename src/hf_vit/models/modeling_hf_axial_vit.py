@@ -4,7 +4,7 @@ Legend: B batch, N = h*w tokens of the patch grid, D hidden size, A heads. A lin
 Sources: arXiv 2010.11929 appendix D.6; axial attention is from arXiv 1912.12180.
 """
 
-import copy
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -199,7 +199,7 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
     model_class = HfAxialViTModel
 
     @classmethod
-    def from_vit(cls, checkpoint: str | HfViTForImageClassification, **overrides: Any) -> Self:
+    def from_vit(cls, checkpoint: str | Path | HfViTForImageClassification, **overrides: Any) -> Self:
         """Start from a plain ViT: its blocks are copied into both axes, for fine-tuning at high resolution.
 
         A grid has no special tokens, so these are dropped with their positions and their head, and token pooling
@@ -220,14 +220,14 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
                 f"stage_depths={overrides['stage_depths']} cannot be set in from_vit, as a ViT's patch kernel does not "
                 "fit a stem; leave stage_depths out"
             )
-        vit_class: Any = HfViTForImageClassification
-        vit = vit_class.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
+        is_model = isinstance(checkpoint, nn.Module)
+        vit: Any = checkpoint if is_model else HfViTForImageClassification.from_pretrained(checkpoint)
         changed_fields = {
             "pooling": "map" if vit.config.pooling.startswith("map") else "gap",
             **{"use_class_token": None, "use_distillation_token": False, "num_register_tokens": 0},
             **{"use_distillation_head": None, "rotary_register_base": None, "rotary_periods": None},
         }
-        model, vit = cls._from_fields_of(vit, **changed_fields | overrides)
+        model = cls._from_fields_of(vit, **changed_fields | overrides)
         vit_weights = vit.state_dict()
         weights: dict[str, torch.Tensor] = {}
         for name in model.state_dict():
@@ -237,7 +237,7 @@ class HfAxialViTForImageClassification(HfAxialViTPreTrainedModel, HfViTBaseForIm
             elif name == "classifier.weight":  # of "token_and_gap" the half that reads the mean
                 weight = weight[:, -model.config.pooled_size :]
             weights[name] = weight
-        model.load_state_dict(copy.deepcopy(weights))
+        model.load_state_dict(weights)
         return model
 
 

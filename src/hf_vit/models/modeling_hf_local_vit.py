@@ -6,6 +6,7 @@ Sources: arXiv 1906.05909 (local), 1904.10509 (strided), 1811.11721 (criss-cross
 queries is from 2103.12731.
 """
 
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -299,7 +300,7 @@ class HfLocalViTForImageClassification(HfLocalViTPreTrainedModel, HfViTBaseForIm
     model_class = HfLocalViTModel
 
     @classmethod
-    def from_vit(cls, checkpoint: str | HfViTForImageClassification, **overrides: Any) -> Self:
+    def from_vit(cls, checkpoint: str | Path | HfViTForImageClassification, **overrides: Any) -> Self:
         """Start from a plain ViT, whose weights all fit; use `resize_to` to change the image size afterwards.
 
         Args:
@@ -310,7 +311,9 @@ class HfLocalViTForImageClassification(HfLocalViTPreTrainedModel, HfViTBaseForIm
             StrictDataclassError: a local model cannot have all the ViT's features (causal attention, relative
                 positions).
         """
-        model, vit = cls._from_fields_of(checkpoint, **overrides)
+        is_model = isinstance(checkpoint, nn.Module)
+        vit: Any = checkpoint if is_model else HfViTForImageClassification.from_pretrained(checkpoint)
+        model = cls._from_fields_of(vit, **overrides)
         model.load_state_dict(vit.state_dict())
         return model
 

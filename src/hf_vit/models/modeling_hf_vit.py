@@ -628,8 +628,9 @@ class HfViTBaseModel(HfViTPreTrainedModel):
 
     def layer_sequence(self) -> list[Any]:
         """Return the blocks in the order they run; layers of one group share a block (ALBERT)."""
-        depth = self.config.num_hidden_layers
-        groups = len(self.layers)
+        depth, groups = self.config.num_hidden_layers, self.config.num_hidden_groups
+        if groups is None:  # however many blocks a user has left
+            return list(self.layers)
         return [self.layers[index * groups // depth] for index in range(depth)]
 
     def embed(
@@ -808,16 +809,13 @@ class HfViTBaseForImageClassification(HfViTPreTrainedModel, HfPooledForImageClas
         return {"logits": (heads["cls_logits"] + heads["distillation_logits"]) / 2, **heads}
 
     @classmethod
-    def _from_fields_of(
-        cls, checkpoint: "str | HfViTForImageClassification", **overrides: Any
-    ) -> "tuple[Self, HfViTForImageClassification]":
-        """Return an initialized model of this family with a plain ViT's fields and `overrides`, and that ViT."""
-        vit = HfViTForImageClassification.from_pretrained(checkpoint) if isinstance(checkpoint, str) else checkpoint
+    def _from_fields_of(cls, vit: "HfViTForImageClassification", **overrides: Any) -> Self:
+        """Return an initialized model of this family with a plain ViT's fields and `overrides`."""
         foreign = ("model_type", "architectures", "auto_map")
         fields: dict[str, Any] = {k: v for k, v in vit.config.to_dict().items() if k not in foreign}
         model = cls(cls.config_class.from_dict({**fields, **overrides}))
         model.to(vit.dtype)  # pyright: ignore[reportCallIssue, reportArgumentType] (transformers wraps it untyped)
-        return model.train(vit.training), vit
+        return model.train(vit.training)
 
 
 class HfViTForImageClassification(HfViTBaseForImageClassification):
