@@ -99,9 +99,12 @@ def test_crowds_are_not_learnt_in_a_validation_loss_either(head: str) -> None:
 
 
 def test_boxes_are_not_rounded_to_bfloat16() -> None:
-    """Without deltas every box is an anchor, in the image; from 256 px on bfloat16 has even numbers only."""
+    """Without deltas every box is an anchor, in the image; from 256 px on bfloat16 has even numbers only.
+
+    The last column of the coarsest map, at 768 px, reaches beyond the image.
+    """
     torch.manual_seed(0)
-    height, width, sizes = 32, 800, (32, 64, 128, 256)
+    height, width, sizes = 32, 784, (32, 64, 128, 256)
     backbone = HfViTConfig(**TINY | {"image_size": (height, width), "num_hidden_layers": 1}, use_feature_pyramid=True)
     kind: Any = DENSE_HEADS["mask-rcnn"]
     fields = dict(use_masks=False, representation_size=8, box_score_threshold=0.0)
@@ -255,6 +258,8 @@ def test_what_else_is_refused() -> None:
         build_dense_model(find_model(FAMILIES["plain"]()), "fcn", ["a"])
     with pytest.raises(UserError, match="sets num_queries, which the head 'linear' does not have"):
         build("plain", "linear", num_queries=3)
+    with pytest.raises(ValueError, match="the loss compares classes, but num_labels=1"):
+        build("plain", "linear", id2label={0: "cat"})[0](**batch_for("linear"))
     mask_rcnn, odd_patch = DENSE_HEADS["mask-rcnn"], hf_vit.HfViTConfig(**VIT, patch_size=14)
     with pytest.raises(ValueError, match=r"power of two; got 14x14 px"):  # torchvision takes 14 px for 16
         mask_rcnn.model_class(mask_rcnn.config_class(backbone_config=odd_patch, anchor_sizes=(32,)))

@@ -109,6 +109,7 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
         self.fpn = None if has_equal_channels else FeaturePyramidNetwork(channels, config.fpn_hidden_size)
         detector = build_detector(config, channels[0] if has_equal_channels else config.fpn_hidden_size)
         self.rpn = detector.rpn
+        self.rpn.anchor_generator = MapAnchors(self.rpn.anchor_generator, self.backbone.strides)
         self.roi_heads = detector.roi_heads
         self.in_image = detector.transform
         for head in (self.rpn.head, self.roi_heads.box_predictor):
@@ -178,6 +179,24 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
             raise ValueError("use_masks=True needs labels with masks; give masks, or set use_masks=False")
         names = ("boxes", "masks") if self.config.use_masks else ("boxes",)
         return [{"labels": image["class_labels"] + 1, **{name: image[name] for name in names}} for image in labels]
+
+
+class MapAnchors(nn.Module):
+    """Place the anchors of torchvision's generator by the strides (px) of the maps.
+
+    It divides the image's side by the map's, which is too little where the map's last cell reaches beyond the image.
+    """
+
+    def __init__(self, generator: Any, strides: list[int]) -> None:
+        super().__init__()
+        self.generator, self.strides = generator, strides
+
+    def forward(self, images: Any, maps: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the anchors [n, 4] of every image, those of the first map first."""
+        self.generator.set_cell_anchors(maps[0].dtype, maps[0].device)
+        strides = [(stride, stride) for stride in self.strides]
+        anchors = self.generator.grid_anchors([each.shape[2:] for each in maps], strides)
+        return [torch.cat(anchors)] * len(images.image_sizes)
 
 
 def _use_dtype_of_weights(head: nn.Module, inputs: Any, outputs: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -131,9 +131,6 @@ class HfResNetBaseBackbone(HfResNetPreTrainedModel, HfBaseBackbone):
         model: Any = self.base_model
         return model.stage_states(hidden_states)
 
-    def _map(self, state: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-        return self.feature_map(state)
-
     def feature_map(self, state: torch.Tensor) -> torch.Tensor:
         """Return a hidden state as [B, C, h, w]."""
         model: Any = self.base_model

@@ -82,6 +82,8 @@ class HfLinearForSemanticSegmentation(HfDenseMixin, PreTrainedModel):
         logits = F.interpolate(logits, pixel_values.shape[2:], mode="bilinear", align_corners=False)
         loss = None
         if labels is not None:
+            if self.config.num_labels == 1:
+                raise ValueError("the loss compares classes, but num_labels=1; make the background a class as well")
             ignore_index = self.config.loss_ignore_index
             loss = F.cross_entropy(logits.float(), labels, ignore_index=ignore_index, reduction="sum")
             loss = loss / (labels != ignore_index).sum().clamp(min=1)
