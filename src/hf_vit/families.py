@@ -110,18 +110,14 @@ def get_first_class_name(names: object) -> str:
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
 
-def _import_class(path: str) -> Any:
-    """Return the class that `auto_map` calls "module.Class"."""
-    module, _, name = path.partition(".")
-    return getattr(import_module(f"hf_vit.models.{module}"), name)
-
-
 def _build_family(name: str, label: str, config_class: type[HfBaseConfig], **not_applicable: str) -> Family:
     """Build the table's entry for a family; `not_applicable` says why each missing class is missing."""
     auto_classes = config_class.auto_classes
-    classes: dict[Door, Any] = {
-        door: _import_class(auto_classes[name]) for door, name in AUTO_CLASSES.items() if name in auto_classes
-    }
+    classes: dict[Door, Any] = {}
+    for door, auto_class in AUTO_CLASSES.items():
+        if auto_class in auto_classes:
+            module, _, class_name = auto_classes[auto_class].partition(".")
+            classes[door] = getattr(import_module(f"hf_vit.models.{module}"), class_name)
     reasons: dict[Door, str] = {door: not_applicable[door] for door in AUTO_CLASSES if door not in classes}
     return Family(name, label, config_class, classes, reasons)
 

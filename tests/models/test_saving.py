@@ -115,6 +115,15 @@ def test_offloaded_weights_give_the_same_bits(family: Family, head: str, tmp_pat
         assert_same_bits(offloaded(images), wanted)
 
 
+def test_fsdp_finds_the_blocks_of_every_form():
+    """By `_no_split_modules`; accelerate refuses the names of blocks that a model does not have."""
+    for family in ALL_FAMILIES.values():
+        for choice in family.choices.keys() & {"default", "root_alone", "post_activation"}:
+            plugin = accelerate.FullyShardedDataParallelPlugin(auto_wrap_policy="transformer_based_wrap")
+            plugin.set_auto_wrap_policy(family.build("classification", choice))
+            assert plugin.auto_wrap_policy.keywords["transformer_layer_cls"] or family.name == "axial_resnet"
+
+
 def test_dtype_is_kept_or_chosen(family: Family, tmp_path: Path):
     for dtype in (torch.bfloat16, torch.float64):
         model = family.build("model").to(dtype)

@@ -269,7 +269,9 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         loaded_map: dict[str, Any] = stored_map if isinstance(stored_map, dict) else {}
         custom_classes: dict[str, str] = {}
         for auto_class, target in loaded_map.items():
-            if self._is_custom_class(target, folder, has_module):
+            module, _, name = str(target).partition(".")
+            is_name = module.isidentifier() and name.isidentifier()
+            if is_name and module not in has_module and (folder / f"{module}.py").is_file():
                 custom_classes[auto_class] = target
         module = type(self).__module__.rpartition(".")[2]
         name = type(self).__name__
@@ -299,12 +301,6 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
                     stacklevel=3,
                 )
         return family_classes | custom_classes
-
-    def _is_custom_class(self, target: object, folder: Path, family_modules: dict[str, bool]) -> bool:
-        """Return whether `auto_map` names a class outside the family whose code is in the folder."""
-        module, _, name = str(target).partition(".")
-        is_name = module.isidentifier() and name.isidentifier()
-        return is_name and module not in family_modules and (folder / f"{module}.py").is_file()
 
     def _copy_modules(self, folder: Path, family: type) -> dict[str, bool]:
         """Copy the code of the family's classes and of the sibling modules it imports.

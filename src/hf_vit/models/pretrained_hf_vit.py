@@ -280,6 +280,12 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = "image"
 
+    def post_init(self) -> None:
+        super().post_init()
+        # accelerate's FSDP does not accept names of blocks that the model does not have.
+        names = {type(module).__name__ for module in self.modules()}
+        self._no_split_modules = names.intersection(self._no_split_modules or ())
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize a module as the original code (vit_jax): xavier-uniform dense layers, LeCun kernels, zero biases.
