@@ -32,10 +32,16 @@ from loopback.client import Client, Job, Loopback
 from PIL import Image
 from transformers import (
     AutoModel,
+    EomtConfig,
+    EomtForUniversalSegmentation,
+    EomtImageProcessor,
     Siglip2Config,
     Siglip2ForImageClassification,
     Siglip2ImageProcessor,
     ViTModel,
+    YolosConfig,
+    YolosForObjectDetection,
+    YolosImageProcessor,
     pipeline,
 )
 
@@ -368,6 +374,31 @@ def test_images_in_their_own_shape(files: list[Path], tmp_path: Path) -> None:
     expected = pipeline("image-classification", model=str(tmp_path / "theirs"))(images)
     for answer, wanted in zip(load_handler(tmp_path / "theirs")({"inputs": images}), expected, strict=True):
         same_classes(answer, wanted)
+
+
+@pytest.mark.parametrize("kind", ["yolos", "eomt"])
+def test_models_of_others_see_padded_images_and_parts(kind: str, tmp_path: Path) -> None:
+    """As hf_vit.predict does: boxes are those of the image, not of the square in which it lies."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes |= {"image_size": [64, 64] if kind == "yolos" else 64, "patch_size": 16}
+    parts: tuple[Any, ...] = ()
+    if kind == "yolos":
+        fitted = {"size": {"max_height": 64, "max_width": 64}, "pad_size": {"height": 64, "width": 64}}
+        parts = YolosForObjectDetection(YolosConfig(**sizes)), YolosImageProcessor(**fitted)
+    else:
+        config = EomtConfig(**sizes, num_queries=4, num_blocks=1, num_upscale_blocks=1, num_labels=3)
+        processor = EomtImageProcessor(size={"shortest_edge": 64, "longest_edge": None}, do_split_image=True)
+        parts = EomtForUniversalSegmentation(config), processor
+    for part in parts:
+        part.save_pretrained(tmp_path)
+    image = make_images(1)[0].resize((96, 40))
+    (expected,) = hf_vit.predict(str(tmp_path), image, threshold=0.0)
+    parameters = {"threshold": 0.0} if kind == "yolos" else {}
+    answer = load_handler(tmp_path)({"inputs": image, "parameters": parameters})
+    assert sorted({entry["label"] for entry in answer}) == sorted({entry["label"] for entry in expected.answers})
+    if kind == "yolos":
+        boxes = [list(entry["box"].values()) for entry in answer]
+        np.testing.assert_allclose(boxes, [entry["box"] for entry in expected.answers], rtol=0, atol=1.01)
 
 
 @pytest.mark.parametrize("kind", [ViTModel, hf_vit.HfViTModel])

@@ -19,7 +19,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -80,7 +80,7 @@ class EndpointHandler:
         if any("pooler" in key for key in loading["missing_keys"]):
             model.pooler = None  # its weights would be random
         model = model.to(self.device).eval()
-        self.input_names = {"pixel_values", *inspect.signature(model.forward).parameters}
+        self.input_names = {"pixel_values", "pixel_mask", *inspect.signature(model.forward).parameters}
         if hf_vit is not None:
             with contextlib.suppress(hf_vit.UserError):  # a model that it does not know stays as it is
                 model = hf_vit.optimize_for_inference(model)
@@ -139,7 +139,7 @@ class EndpointHandler:
         self, sources: Sequence[Any], start: int, downloads: "_Downloads", options: dict[str, Any]
     ) -> list[Any]:
         """Return the answers for images from number `start` on, one by one in a dense task or if their sizes differ."""
-        inputs = list[dict[str, torch.Tensor]]()
+        inputs = list[dict[str, Any]]()
         sizes = list[tuple[int, int]]()
         for number, source in enumerate(sources, start=start):
             image = _read(source, f"image {number}", downloads)  # kept until it is prepared, as it may have 200 MB
@@ -152,8 +152,7 @@ class EndpointHandler:
         answers: list[Any] = []
         for index, batch in enumerate(batches):
             with self.lock, torch.inference_mode():
-                on_device = {name: tensor.to(self.device) for name, tensor in batch.items()}
-                on_device["pixel_values"] = on_device["pixel_values"].to(self.model.dtype)
+                on_device = transformers.BatchFeature(batch).to(self.device, self.model.dtype)
                 if compute is not None:
                     answers += compute(on_device, options)
                 elif self.task == "image-segmentation":
@@ -162,7 +161,7 @@ class EndpointHandler:
                     answers.append(self._detect(on_device, sizes[index], options["threshold"]))
         return answers
 
-    def _prepare(self, image: Image.Image) -> dict[str, torch.Tensor]:
+    def _prepare(self, image: Image.Image) -> dict[str, Any]:
         """Return the model's inputs for one image: pixels, and what else its processor gives it, such as a mask."""
         steps: dict[str, Any] = {}
         patch = getattr(self.model.config, "patch_stride", None)
@@ -174,7 +173,7 @@ class EndpointHandler:
         inputs = self.processor(images=image, return_tensors="pt", **steps)
         return {name: inputs[name] for name in inputs if name in self.input_names}
 
-    def _classify(self, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> list[Any]:
+    def _classify(self, inputs: Mapping[str, Any], options: dict[str, Any]) -> list[Any]:
         config = self.model.config
         logits = _to_finite(self.model(**inputs).logits)
         usual = "sigmoid" if config.problem_type == "multi_label_classification" else "softmax"
@@ -188,7 +187,7 @@ class EndpointHandler:
             for row, indices in zip(scores.tolist(), order, strict=True)
         ]
 
-    def _extract(self, inputs: dict[str, torch.Tensor], options: dict[str, Any]) -> list[Any]:
+    def _extract(self, inputs: Mapping[str, Any], options: dict[str, Any]) -> list[Any]:
         """Return the pooled output of every image, else its class token, else the mean of its patches."""
         outputs = self.model(**inputs)
         pooled = getattr(outputs, "pooler_output", None)
@@ -198,7 +197,7 @@ class EndpointHandler:
             pooled = states[:, 0] if has_class_token else states.mean(1)
         return _to_finite(pooled.flatten(1)).tolist()
 
-    def _segment(self, inputs: dict[str, torch.Tensor], size: tuple[int, int]) -> list[dict[str, Any]]:
+    def _segment(self, inputs: Mapping[str, Any], size: tuple[int, int]) -> list[dict[str, Any]]:
         """Return a mask for every class in one image of `size` (height, width) px."""
         outputs = self.model(**inputs)
         (classes,) = self.processor.post_process_semantic_segmentation(outputs, target_sizes=[size])
@@ -209,11 +208,14 @@ class EndpointHandler:
             if index in names
         ]
 
-    def _detect(self, inputs: dict[str, torch.Tensor], size: tuple[int, int], threshold: float) -> list[dict[str, Any]]:
+    def _detect(self, inputs: Mapping[str, Any], size: tuple[int, int], threshold: float) -> list[dict[str, Any]]:
         """Return the objects in one image of `size` (height, width) px."""
         if hasattr(self.processor, "post_process_object_detection"):
-            outputs = self.model(**inputs)
-            (objects,) = self.processor.post_process_object_detection(outputs, threshold, [size])
+            outputs, sides = self.model(**inputs), [size]
+            if "pixel_mask" in inputs:  # boxes are shares of the padded image, in which the mask shows the image
+                mask = inputs["pixel_mask"][0].float()
+                sides = [(size[0] / float(mask[:, 0].mean()), size[1] / float(mask[0].mean()))]
+            (objects,) = self.processor.post_process_object_detection(outputs, threshold, sides)
         else:  # Mask R-CNN, which rescales boxes itself
             (objects,) = self.model(**inputs, target_sizes=[size]).detections
         answer: list[dict[str, Any]] = []
