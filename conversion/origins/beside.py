@@ -300,7 +300,7 @@ def _read_config_labels(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
 def _assume_processor(model_type: str, size: Pair) -> Fields | None:
     """Return the fields of released models' preprocessor_config.json for (height, width); None if they have none."""
     whole_image = {"height": size[0], "width": size[1]}
-    enlarged_size = {side: 256 * length // 224 for side, length in whole_image.items()}
+    enlarged = {side: 256 * length // 224 for side, length in whole_image.items()}
     shortest, colors = {"shortest_edge": min(size)}, {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
     processors: dict[str, Fields] = {
         "clip": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
@@ -309,12 +309,7 @@ def _assume_processor(model_type: str, size: Pair) -> Fields | None:
         "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **colors},
         "aimv2": {"image_processor_type": "CLIPImageProcessor", "size": shortest, "crop_size": whole_image},
         "dinov3_vit": {"image_processor_type": "DINOv3ViTImageProcessor"},
-        "deit": {
-            "image_processor_type": "DeiTImageProcessor",
-            "size": enlarged_size,
-            "crop_size": whole_image,
-            **colors,
-        },
+        "deit": {"image_processor_type": "DeiTImageProcessor", "size": enlarged, "crop_size": whole_image, **colors},
         **{name: {"size": whole_image, **colors} for name in ("vit_mae", "vit_msn", "ijepa")},
     }
     return processors.get(re.sub(r"_vision_model|_with_registers", "", model_type))

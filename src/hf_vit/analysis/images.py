@@ -114,13 +114,8 @@ def read_image_files(name: str, files: Sequence[Path], limit: int | None = None)
             digests.append(scan.digest)
     if not readable:
         raise UserError(f"none of the {len(files)} images in {name} can be read; replace them with PNG or JPEG files")
-    images = AnalysisImages(
-        name,
-        hash_text("\n".join(digests)),
-        len(readable),
-        lambda index: _read(readable[index]),
-        skipped=sorted(skipped),
-    )
+    fingerprint, count = hash_text("\n".join(digests)), len(readable)
+    images = AnalysisImages(name, fingerprint, count, lambda index: _read(readable[index]), skipped=sorted(skipped))
     return images, readable
 
 
