@@ -260,6 +260,10 @@ def test_what_else_is_refused() -> None:
         build("plain", "linear", num_queries=3)
     with pytest.raises(ValueError, match="the loss compares classes, but num_labels=1"):
         build("plain", "linear", id2label={0: "cat"})[0](**batch_for("linear"))
+    batch = batch_for("mask-rcnn")
+    batch["labels"][0]["boxes"][0, 2] = batch["labels"][0]["boxes"][0, 0]
+    with pytest.raises(ValueError, match="a box without width or height, whose loss is infinite"):
+        build("plain", "mask-rcnn")[0].train()(**batch)
     mask_rcnn, odd_patch = DENSE_HEADS["mask-rcnn"], hf_vit.HfViTConfig(**VIT, patch_size=14)
     with pytest.raises(ValueError, match=r"power of two; got 14x14 px"):  # torchvision takes 14 px for 16
         mask_rcnn.model_class(mask_rcnn.config_class(backbone_config=odd_patch, anchor_sizes=(32,)))

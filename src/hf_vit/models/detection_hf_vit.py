@@ -149,7 +149,7 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
             target_sizes: (height, width) in px to scale boxes and masks to; default: the size of `pixel_values`.
 
         Raises:
-            ValueError: training without labels, or without masks although `use_masks` is set.
+            ValueError: training without labels, without masks although `use_masks` is set, or with an empty box.
         """
         from torchvision.models.detection.image_list import ImageList
 
@@ -177,6 +177,9 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
             raise ValueError("training needs labels; give the boxes and classes of every image")
         if self.config.use_masks and not all("masks" in image for image in labels):
             raise ValueError("use_masks=True needs labels with masks; give masks, or set use_masks=False")
+        boxes = torch.cat([image["boxes"] for image in labels])
+        if bool((boxes[:, 2:] <= boxes[:, :2]).any()):
+            raise ValueError("labels have a box without width or height, whose loss is infinite; leave such boxes out")
         names = ("boxes", "masks") if self.config.use_masks else ("boxes",)
         return [{"labels": image["class_labels"] + 1, **{name: image[name] for name in names}} for image in labels]
 
@@ -189,13 +192,12 @@ class MapAnchors(nn.Module):
 
     def __init__(self, generator: Any, strides: list[int]) -> None:
         super().__init__()
-        self.generator, self.strides = generator, strides
+        self.generator, self.strides = generator, [(stride, stride) for stride in strides]
 
     def forward(self, images: Any, maps: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the anchors [n, 4] of every image, those of the first map first."""
         self.generator.set_cell_anchors(maps[0].dtype, maps[0].device)
-        strides = [(stride, stride) for stride in self.strides]
-        anchors = self.generator.grid_anchors([each.shape[2:] for each in maps], strides)
+        anchors = self.generator.grid_anchors([each.shape[2:] for each in maps], self.strides)
         return [torch.cat(anchors)] * len(images.image_sizes)
 
 

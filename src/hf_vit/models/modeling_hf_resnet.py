@@ -120,8 +120,7 @@ class HfResNetBaseBackbone(HfResNetPreTrainedModel, HfBaseBackbone):
 
     def __init__(self, config: HfResNetBaseConfig) -> None:
         super().__init__(config)
-        stages = range(len(config.stage_depths))
-        self.num_features = [config.stem_width, *(4 * config.stem_width * 2**index for index in stages)]
+        self.num_features = [config.stem_width, *(4 * config.stem_width * 2**i for i in range(config.num_stages))]
 
     @property
     def strides(self) -> list[int]:
