@@ -51,7 +51,8 @@ def test_ignored_labels(family: Family):
     outputs = model(images, labels=labels)
     wanted = by_hand(outputs.logits[::2], labels[::2], None).mean()
     torch.testing.assert_close(outputs.loss, wanted, rtol=0, atol=1e-12)
-    assert model(images, labels=torch.full((4,), -100)).loss == 0
+    for count in (None, 0, torch.tensor(0)):
+        assert model(images, labels=torch.full((4,), -100), num_items_in_batch=count).loss == 0
     with_count = model(images, labels=labels, num_items_in_batch=torch.tensor(2)).loss
     torch.testing.assert_close(with_count, wanted, rtol=0, atol=1e-12)
 

@@ -249,6 +249,7 @@ def test_blocks_that_were_cut_off_or_added_run_once_each():
     del longer.layers[2:]
     assert_equal(shorter(images_of()).last_hidden_state, wanted_of_4)
     assert_equal(longer(images_of()).last_hidden_state, wanted_of_2)
+    assert list(longer.attention_maps(images_of(), layers=[0, -1])) == [0, 1]
 
 
 def test_causal_tokens_see_only_what_stands_before():

@@ -619,8 +619,7 @@ class HfViTEmbeddings(nn.Module):
         explains the arguments.
         """
         grid = self.compute_patch_grid(pixel_values)
-        token_mask = None
-        image_grids = None
+        token_mask = image_grids = None
         if patch_attention_mask is None:
             patches = self.patch_embeddings(pixel_values)
             positions, special_rows = self.compute_position_table(grid, like=patches)

@@ -268,9 +268,8 @@ class HfViTMLP(nn.Module):
 
     def init_weights(self) -> None:
         """Initialize the biases with small random values, as the original code."""
-        for layer in (self.fc1, self.fc2):
-            if self.has_bias:
-                init.normal_(layer.bias, std=1e-6)
+        for layer in (self.fc1, self.fc2) if self.has_bias else ():
+            init.normal_(layer.bias, std=1e-6)
 
 
 class HfViTSwiGLU(nn.Module):
@@ -608,8 +607,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         groups = config.num_hidden_groups or config.num_hidden_layers
         rate_step = config.drop_path_rate / max(groups - 1, 1)  # the rate grows linearly from 0 in the first block
         self.layers = nn.ModuleList([self.build_layer(config, i * rate_step) for i in range(groups)])
-        has_norm = config.norm_after_pooling is not None
-        self.layernorm = build_norm(config) if has_norm else nn.Identity()
+        self.layernorm = nn.Identity() if config.norm_after_pooling is None else build_norm(config)
         self.pooler: HfViTPooler | None = POOLERS[config.pooling](config) if add_pooling_layer else None
         self.post_init()
 
@@ -721,7 +719,7 @@ class HfViTBaseModel(HfViTPreTrainedModel):
         Raises:
             ValueError: the model has no such layer.
         """
-        depth = self.config.num_hidden_layers
+        depth = len(self.layer_sequence())
         indices = {index + depth if index < 0 else index for index in (range(depth) if layers is None else layers)}
         if not indices or not indices <= set(range(depth)):
             raise ValueError(

@@ -119,7 +119,8 @@ def compute_classification_loss(
         )
     if num_items_in_batch is None:
         return losses.mean()
-    return losses.sum() * labels[0].numel() / num_items_in_batch  # K label elements an image for [B, K]
+    count = torch.as_tensor(num_items_in_batch).clamp(min=1)  # 0 if all are ignored
+    return losses.sum() * labels[0].numel() / count  # K label elements an image for [B, K]
 
 
 def _are_readable(labels: torch.Tensor) -> bool:
