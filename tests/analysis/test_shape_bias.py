@@ -139,6 +139,10 @@ def test_labels_of_a_model(conflicts, tmp_path):
     for given in (mapped, tmp_path / "map.json"):
         found = read.for_model(subject(0, names), given)
         assert found.labels == ((3, 0), (1,), (2,))
+    synonyms = read.for_model(
+        subject(0, ("bee", "cow", "tabby, tabby cat", "tiger cat")), {"ant": ["tabby", "tabby cat", "tiger cat"]}
+    )
+    assert synonyms.labels == ((2, 3), (0,), (1,)), "a label counts once"
     assert len({read.images.fingerprint, plain.images.fingerprint, found.images.fingerprint}) == 3
 
 

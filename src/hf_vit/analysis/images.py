@@ -244,7 +244,10 @@ class CueConflicts:
             for name, class_labels in labels_by_class.items():
                 missing += [f"'{label}' (class {name})" for label in class_labels if label not in indices]
             if not missing:
-                labels = tuple(tuple(indices[label] for label in labels_by_class[name]) for name in self.classes)
+                # Synonyms of one label count once.
+                labels = tuple(
+                    tuple(dict.fromkeys(indices[label] for label in row)) for row in labels_by_class.values()
+                )
                 # The fingerprint includes classes and labels, as the result depends on them as much as on the pixels.
                 content = (self.images.fingerprint, self.classes, self.shapes, self.textures, labels)
                 fingerprint = hash_text(repr(content))
