@@ -73,18 +73,18 @@ class ReliabilitySums:
     """Running sums of a reliability diagram, whose memory does not depend on the number of images."""
 
     def __init__(self, num_bins: int = BINS) -> None:
-        self._bins = ConfidenceBins(num_bins)
+        self.bins = ConfidenceBins(num_bins)
         self._loss = 0.0
 
     def add(self, logits: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
         """Add a batch of logits [B, K] and true classes [B]."""
         log_probabilities = log_softmax(logits, axis=1)
-        self._bins.add(np.exp(log_probabilities.max(axis=1)), log_probabilities.argmax(axis=1) == labels)
+        self.bins.add(np.exp(log_probabilities.max(axis=1)), log_probabilities.argmax(axis=1) == labels)
         self._loss -= float(log_probabilities[np.arange(len(labels)), labels].sum())
 
     def result(self) -> Reliability:
         """Return the diagram of all images that were added."""
-        bins = self._bins
+        bins = self.bins
         divisor = np.maximum(bins.images, 1)
         return Reliability(
             images=bins.images.astype(int).tolist(),
@@ -165,18 +165,15 @@ def calibration(
         fitted = fit_temperature(fit_logits, np.concatenate([labels.numpy() for _, labels in batches]))
     plain = ReliabilitySums(bins)
     scaled = ReliabilitySums(bins)
-    hits = 0
-    images = 0
     for logits, labels in examination.iterate_logits(examination.split):
         rows = logits.double().numpy()
         truth = labels.numpy()
         plain.add(rows, truth)
         if fitted is not None:
             scaled.add(rows / fitted, truth)
-        hits += int((rows.argmax(axis=1) == truth).sum())
-        images += len(truth)
+    images = plain.bins.images.sum()
     scaled_result = None if fitted is None else scaled.result()
-    return CalibrationResult(images, hits / images, plain.result(), fitted, scaled_result)
+    return CalibrationResult(int(images), float(plain.bins.hits.sum() / images), plain.result(), fitted, scaled_result)
 
 
 def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
