@@ -447,6 +447,23 @@ def test_eomt_sees_parts_of_an_image_or_a_padded_one(step, size):
     assert float(np.mean(answer.mask == colors)) > 0.9
 
 
+@pytest.mark.parametrize("head", ["linear", "mask2former", "detr", "mask-rcnn"])
+def test_a_model_whose_outputs_are_not_numbers_is_refused(head):
+    """Of NaN the processors make the first class, or no object."""
+    model, processor = build("plain", head)
+    nn.init.constant_(next(model.parameters()), torch.nan)
+    image, is_map = Image.new("RGB", (64, 64)), head in ("linear", "mask2former")
+    labels = {"mask": [Image.new("L", (64, 64))]}
+    if not is_map:
+        labels = {"objects": [{"bbox": [[0.0, 0.0, 9.0, 9.0]], "category": [1], "iscrowd": [0]}]}
+    table = {"test": Dataset.from_dict({"image": [image], **labels})}
+    data = ImageData("one", "0" * 16, table, ["sky", "cat"], target="mask" if is_map else "objects")
+    with pytest.raises(UserError, match="are NaN or infinite"):
+        evaluate((model, processor), data, progress=False)
+    with pytest.raises(UserError, match="are NaN or infinite"):
+        predict((model, processor), image)
+
+
 def test_a_processor_that_crops_images_is_refused():
     """As those of MobileViT and MobileNetV2 do; the classes of the crop would be stretched over the image."""
     image, model = Image.new("RGB", (2 * SIDE, SIDE), "red"), ColourForSemanticSegmentation()

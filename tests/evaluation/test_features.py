@@ -11,6 +11,7 @@ from evaluation.tiny import examine, make_classifier, make_data, make_processor
 from models.families import FAMILIES, MIXERS, RESNETS
 from timm.models.cait import Cait
 from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2_cr import SwinTransformerV2Cr
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import Xcit
 from transformers import (
@@ -18,6 +19,8 @@ from transformers import (
     BertForSequenceClassification,
     BitConfig,
     BitForImageClassification,
+    CLIPVisionConfig,
+    CLIPVisionModel,
     DeiTConfig,
     DeiTForImageClassificationWithTeacher,
     Dinov2Config,
@@ -117,6 +120,15 @@ def test_models_of_transformers_without_a_head(pixels):
     assert [tuple(features.shape) for features in maps.values()] == [(3, 8), (3, 12), (3, 12)]
 
 
+def test_layers_of_clip_give_its_class_token(pixels):
+    model = CLIPVisionModel(CLIPVisionConfig(**TINY, intermediate_size=16)).eval()
+    with torch.no_grad():
+        hidden = model(pixels, output_hidden_states=True).hidden_states
+        _, *found, _ = compute_depth_features(model, pixels).values()
+    for features, tokens in zip(found, hidden[1:], strict=True):
+        torch.testing.assert_close(features, tokens[:, 0])
+
+
 def test_the_mae_of_transformers_sees_all_patches(pixels, tmp_path):
     """Which transformers itself hides by chance, three of four."""
     model = ViTMAEModel(ViTMAEConfig(**TINY, intermediate_size=16)).eval()
@@ -142,6 +154,18 @@ def test_models_of_timm(pixels):
             maps = model.forward_intermediates(pixels, intermediates_only=True)
             found = list(compute_depth_features(model, pixels).values())
             torch.testing.assert_close(found[-2], maps[-1].mean(dim=(2, 3)))
+
+
+def test_maps_whose_channels_are_last_in_the_layers_alone():
+    """As in timm's Swin V2 CR, TinyViT and SAM, and in transformers' SAM."""
+    sizes = {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 1), "window_size": (4, 4), "num_classes": 3}
+    for side in ((64, 64), (64, 32)):
+        model, pixels = SwinTransformerV2Cr(img_size=side, **sizes).eval(), torch.randn(2, 3, *side)
+        with torch.no_grad():
+            found = compute_depth_features(model, pixels)
+            maps = model.forward_intermediates(pixels, intermediates_only=True)
+        for features, each in zip(found.values(), maps, strict=False):
+            torch.testing.assert_close(features, each.mean(dim=(2, 3)))
 
 
 def test_a_class_token_that_joins_later(pixels):

@@ -19,8 +19,8 @@ from hf_vit.analysis.analysis import (
     draw_curves,
     round_values,
 )
-from hf_vit.evaluation.reading import check_finite
 from hf_vit.families import get_problem_type
+from hf_vit.loading.outputs import check_finite
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 

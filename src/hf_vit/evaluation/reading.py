@@ -283,22 +283,13 @@ def compute_logits(model: "nn.Module", pixel_values: "torch.Tensor | BatchFeatur
     """
     import torch
 
-    from hf_vit.loading.outputs import call_model
+    from hf_vit.loading.outputs import call_model, check_finite
 
     dtype = next(model.parameters()).dtype
     with explain_model_errors(pixel_values):
         output = call_model(model, pixel_values.to(dtype), **options)
     logits: torch.Tensor = getattr(output, "logits", output)
     return check_finite(logits.to(torch.promote_types(dtype, torch.float32)), "outputs")
-
-
-def check_finite(values: "torch.Tensor", kind: str) -> "torch.Tensor":
-    """Return outputs or features of a model; raise UserError, which names their kind, if they are NaN or infinite."""
-    if not bool(values.isfinite().all()):
-        raise UserError(
-            f"the model's {kind} are NaN or infinite, so its weights are damaged or diverged; use another checkpoint"
-        )
-    return values
 
 
 def find_largest(values: "torch.Tensor", count: int) -> "torch.Tensor":
@@ -341,4 +332,6 @@ def compute_layer_features(
 
 def check_features(features: "torch.Tensor") -> "NDArray[np.float32]":
     """Return features [B, D] on the CPU; raise UserError if they are NaN or infinite."""
+    from hf_vit.loading.outputs import check_finite
+
     return check_finite(features.float(), "features").cpu().numpy()

@@ -15,7 +15,7 @@ from transformers import BatchFeature
 
 from hf_vit.data.transforms import refuse_crops
 from hf_vit.errors import UserError
-from hf_vit.families import DenseTask, find_family
+from hf_vit.families import DenseTask, find_family, refuse_diverged
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.detection_hf_vit import HfMaskRCNNForObjectDetection, HfMaskRCNNOutput
 from hf_vit.models.modeling_hf_vit import get_class_token_index, get_patch_token_slice
@@ -226,33 +226,33 @@ def compute_depth_features(model: nn.Module, pixel_values: torch.Tensor) -> dict
     """
     pooled: dict[str, torch.Tensor] = {}
     runs: dict[str, int] = {}
-    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
-    num_patches = None
-    if patch is not None:  # a timm model
-        down, across = as_pair(patch)
-        height, width = pixel_values.shape[2:]
-        num_patches = (height // down) * (width // across)
 
     def receive(name: str, features: torch.Tensor) -> None:
         if features.ndim > 2 and len(features) == len(pixel_values):
             runs[name] = runs.get(name, 0) + 1
             key = name if runs[name] == 1 else f"{name} ({runs[name]})"
-            pooled[key] = pool(model, features, num_patches)
+            pooled[key] = pool(model, features, pixel_values)
 
     with watch_layers(model, receive):
         last = compute_pre_logits(model, pixel_values)
     return {**pooled, PRE_LOGITS: last}
 
 
-def pool(model: nn.Module, features: torch.Tensor, num_patches: int | None = None) -> torch.Tensor:
+def pool(model: nn.Module, features: torch.Tensor, pixel_values: torch.Tensor | None = None) -> torch.Tensor:
     """Return one vector for every image, [B, D]: the class token, or the mean over patches or pixels without one.
 
-    Features are [B, N, D] or a map, [B, C, H, W] ([B, H, W, C] for AxialResNets and timm's "NHWC" models). If there are
-    as many tokens as patches, the class token joins in a later layer, as in CaiT and XCiT, and the mean is returned.
+    Features are [B, N, D] or a map, [B, C, H, W] ([B, H, W, C] for AxialResNets and timm's "NHWC" models, and for the
+    `pixel_values` of a layer if these axes have the image's shape, as in SAM). If there are as many tokens as patches,
+    the class token joins in a later layer, as in CaiT and XCiT, and the mean is returned.
     """
+    height, width = (0, 0) if pixel_values is None else pixel_values.shape[2:]
     if features.ndim == 4:
-        return features.mean(dim=(1, 2) if is_channels_last(model) else (2, 3))
-    if features.shape[1] == num_patches:
+        first, second, third = features.shape[1:]
+        # Whether the ratio of the first two axes is nearer to the image's than that of the last two.
+        is_nearer = abs(first * width - second * height) * third < abs(second * width - third * height) * second
+        return features.mean(dim=(1, 2) if is_nearer or is_channels_last(model) else (2, 3))
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)  # of timm
+    if patch is not None and features.shape[1] == height // as_pair(patch)[0] * (width // as_pair(patch)[1]):
         return features.mean(dim=1)
     if (token := find_class_token(model)) is not None:
         return features[:, token]
@@ -267,7 +267,8 @@ def find_class_token(model: nn.Module) -> int | None:
     config: Any = getattr(model, "config", None)
     if hasattr(config, "has_class_token"):
         return get_class_token_index(config) if config.has_class_token else None
-    return 0 if any(name.rpartition(".")[2] == "cls_token" for name, _ in model.named_parameters()) else None
+    names = ("cls_token", "class_embedding")  # CLIP's is the latter
+    return 0 if any(name.rpartition(".")[2] in names for name, _ in model.named_parameters()) else None
 
 
 def find_output_token(config: Any) -> int | None:
@@ -297,6 +298,22 @@ def get_dense_task(model: nn.Module | str) -> DenseTask | None:
     return next((task for ending, task in TASKS.items() if name.endswith(ending)), None)
 
 
+def check_finite(values: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return outputs or features of a model; raise UserError, which names their kind, if they are NaN or infinite."""
+    if not bool(values.isfinite().all()):
+        raise UserError(
+            f"the model's {kind} are NaN or infinite, so its weights are damaged or diverged; use another checkpoint"
+        )
+    return values
+
+
+def _check_outputs(outputs: Any) -> Any:
+    """Return the outputs of a dense model; raise UserError if they are NaN, in which processors find classes, too."""
+    for name in ("logits", "class_queries_logits"):
+        check_finite(getattr(outputs, name, torch.zeros(())), "outputs")
+    return outputs
+
+
 def limit_batch(processor: Any, batch_size: int) -> int:
     """Return how many images `segment` and `detect` take at once; raise UserError for a processor that crops them.
 
@@ -317,7 +334,7 @@ def segment(
     model: nn.Module, processor: Any, pixel_values: torch.Tensor, sizes: Sequence[tuple[int, int]]
 ) -> list[torch.Tensor]:
     """Predict the class of every pixel, [H, W] for every image of `sizes` (height, width) px, as the processor does."""
-    outputs: Any = model(pixel_values=pixel_values)
+    outputs = _check_outputs(model(pixel_values=pixel_values))
     canvases = [(height, width) for height, width in sizes]
     if getattr(processor, "do_split_image", None):  # EoMT's divides images, and joins the parts with their offsets
         outputs.patch_offsets = _process_blank(processor, sizes)["patch_offsets"]
@@ -347,13 +364,14 @@ def detect(
     inputs: dict[str, Any] = {"pixel_values": pixel_values}
     if isinstance(model, HfMaskRCNNForObjectDetection):
         inputs["target_sizes"] = targets
+        refuse_diverged(model, type(model).__name__, "used")  # torchvision drops objects that are NaN
     elif getattr(processor, "do_pad", None) and getattr(processor, "pad_size", None):
         # The boxes are shares of the padded image, in which the mask shows where the image is.
         inputs["pixel_mask"] = _process_blank(processor, targets)["pixel_mask"].to(pixel_values.device)
         for index, mask in enumerate(inputs["pixel_mask"].float()):
             height, width = targets[index]
             targets[index] = height / float(mask[:, 0].mean()), width / float(mask[0].mean())
-    return compute_detections(model(**inputs), processor, targets, threshold)
+    return compute_detections(_check_outputs(model(**inputs)), processor, targets, threshold)
 
 
 def compute_detections(
