@@ -108,9 +108,8 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
         has_equal_channels = len(set(channels)) == 1
         self.fpn = None if has_equal_channels else FeaturePyramidNetwork(channels, config.fpn_hidden_size)
         detector = build_detector(config, channels[0] if has_equal_channels else config.fpn_hidden_size)
-        self.rpn = detector.rpn
+        self.rpn, self.roi_heads = detector.rpn, detector.roi_heads
         self.rpn.anchor_generator = MapAnchors(self.rpn.anchor_generator, self.backbone.strides)
-        self.roi_heads = detector.roi_heads
         self.in_image = detector.transform
         for head in (self.rpn.head, self.roi_heads.box_predictor):
             head.register_forward_hook(_use_dtype_of_weights)

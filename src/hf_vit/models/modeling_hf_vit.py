@@ -277,8 +277,7 @@ class HfViTSwiGLU(nn.Module):
 
     def __init__(self, config: HfViTBaseConfig) -> None:
         super().__init__()
-        size = config.intermediate_size
-        width = config.hidden_size
+        size, width = config.intermediate_size, config.hidden_size
         self.has_bias = config.mlp_bias
         self.gate_proj = nn.Linear(width, size, bias=self.has_bias)
         self.up_proj = nn.Linear(width, size, bias=self.has_bias)
