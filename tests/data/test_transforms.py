@@ -515,7 +515,8 @@ MODES = {
     "twelve bits": (tiff(array([[0, 0, 0, 0]], np.uint16), 258, 12, b"\x00\x08\x00\xff\xf0\x11\0\0"),
                     gray(np.rint(np.asarray([[0, 2048, 4095, 17]]) / 4095 * 255)), 0),
     "I": (array([[0, 257], [514, 65535]], np.int32), gray([[0, 1], [2, 255]]), 0),
-    "floats to 1": (array([[0.0, 0.5, 1.0]], np.float32), gray([[0, 128, 255]]), 0),
+    **{f"floats to {most}": (array([[0.0, 0.5, most]], np.float32), gray([[0, 128, 255]]), 0)
+       for most in (1, 1.0000002)},
     "floats to 255": (array([[0.0, 1.4, 255.0]], np.float32), gray([[0, 1, 255]]), 0),
     "animation": (reopened(FRAMES[0].convert("P"), "GIF", save_all=True, append_images=FRAMES[1:]),
                   np.asarray(FRAMES[0]), 0),

@@ -100,7 +100,8 @@ def _floats_to_gray(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
             f"a floating-point image holds values from {low:g} to {high:g}; save it with values from 0 to 1, or "
             "from 0 to 255"
         )
-    return _to_gray(np.rint(_invert_from_white(values * 255 if high <= 1 else values, tags, 255)))
+    is_share = high <= 1.001  # when an image is resized, rounding may lift white a little above 1
+    return _to_gray(np.rint(_invert_from_white(values * 255 if is_share else values, tags, 255)))
 
 
 def _invert_from_white(values: Any, tags: Mapping[int, Any], full: int) -> Any:

@@ -826,14 +826,14 @@ def _encode_pixels(
             continue
         pixels = _arrange_pixels(numbers)
         if pixels.dtype.kind == "f" and are_bytes and np.isfinite(pixels).all():
-            pixels = np.rint(pixels * (255 if high <= 1 else 1)).astype(np.uint8)
+            # As in `to_rgb`, rounding may lift white a little above 1.
+            pixels = np.rint(pixels * (255 if high <= 1.001 else 1)).astype(np.uint8)
         is_gray = pixels.ndim == 2 and pixels.dtype.kind in "uifb"
         has_colors = pixels.ndim == 3 and pixels.shape[2] <= _CHANNELS and pixels.dtype.kind in "ui" and are_bytes
         if not (has_colors or is_gray) or not pixels.size:
             _refuse_pixels(pixels, location, low, high)
         if pixels.dtype.kind in "ui":  # the types that image files hold
-            limits = np.iinfo(np.int32)
-            pixels = pixels.astype(np.uint8) if are_bytes else pixels.clip(limits.min, limits.max).astype(np.int32)
+            pixels = pixels.astype(np.uint8) if are_bytes else pixels.clip(-(2**31), 2**31 - 1).astype(np.int32)
         images.append(encode_np_array(pixels))
     return {column: images}
 

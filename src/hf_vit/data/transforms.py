@@ -495,7 +495,6 @@ def get_interpolation(processor: Any) -> "InterpolationMode":
 Example = dict[str, Any]
 # Augmentations that transform masks and boxes together with the image.
 _JOINT = ("random_resized_crop", "scale_jitter", "horizontal_flip", "color_jitter")
-_PER_OBJECT = ("class_labels", "masks", "area", "iscrowd")
 
 
 class DenseEvalTransform(_FixedTransform):
@@ -649,7 +648,7 @@ def _jitter_scale(example: Example, size: tuple[int, int], scales: tuple[float, 
 
 def _select_object_tensors(example: Example) -> tuple[torch.Tensor, ...]:
     """Return the tensors with one row for each object, which torchvision filters together with the boxes."""
-    return tuple(example[name] for name in _PER_OBJECT if name in example)
+    return tuple(example[name] for name in ("class_labels", "masks", "area", "iscrowd") if name in example)
 
 
 def _make_object_tensors(
