@@ -71,20 +71,34 @@ def everything(data) -> set[tuple[bytes, str]]:
     return set().union(*(contents(data, split) for split in data.splits))
 
 
-def load_uploaded(folder: str) -> tuple[str, bool]:
+def load_uploaded(folder: str) -> tuple[str, bool, list[str]]:
     """Load, in a client process, a folder of images in a repository of the Hub by its address and as a stream.
 
-    Returns the fingerprint, and whether the stream has the same images.
+    Returns the fingerprint, whether the stream has the same images, and what is said of a repository with the same
+    images as parquet files, whose splits number the classes differently.
     """
     from huggingface_hub import HfApi
 
     from hf_vit.data import load_data
+    from hf_vit.errors import UserError
 
-    HfApi().create_repo("alice/pets", repo_type="dataset")
+    for name in ("alice/pets", "alice/tables"):
+        HfApi().create_repo(name, repo_type="dataset")
     HfApi().upload_folder(repo_id="alice/pets", repo_type="dataset", folder_path=folder, path_in_repo="in/pets")
     data = load_data("hf://datasets/alice/pets/in/pets")
     streamed = load_data("alice/pets", streaming=True)
-    return data.fingerprint, all(contents(streamed, split) == contents(data, split) for split in data.splits)
+    tables = Path(folder).with_name("tables")
+    for split, names in (("train", ["cat", "dog", "owl"]), ("test", ["owl", "dog", "cat"])):
+        make_table(Path(folder), names=names).to_parquet(str(tables / f"{split}.parquet"))
+    HfApi().upload_folder(repo_id="alice/tables", repo_type="dataset", folder_path=tables)
+    refusals: list[str] = []
+    for streaming in (False, True):
+        try:
+            load_data("alice/tables", streaming=streaming)
+        except UserError as error:
+            refusals.append(str(error))
+    same = all(contents(streamed, split) == contents(data, split) for split in data.splits)
+    return data.fingerprint, same, refusals
 
 
 @pytest.fixture

@@ -602,7 +602,7 @@ def test_a_strangers_table_that_names_files_is_refused(tmp_path, monkeypatch, ta
         columns = {"image": pictures, "objects": [objects] * 4}
     table = Dataset.from_dict(columns, features=features)
     monkeypatch.setattr("datasets.load_dataset", lambda *given, **more: {"train": table})
-    info = type("Info", (), {"sha": "abc"})
+    info = type("Info", (), {"sha": "abc", "siblings": ()})
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *given, **more: info)
     with pytest.raises(UserError, match=r"names a file instead of an image|with a mask that only names"):
         load_data("user/rooms", target=target)

@@ -317,7 +317,9 @@ def test_hub_data_sets_come_through_datasets(folder, monkeypatch, streaming):
 
     commits = iter(["abc"])  # it is asked once, as another answer may be of another commit
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *args, **more: SimpleNamespace(sha=next(commits)))
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.dataset_info", lambda *args, **more: SimpleNamespace(sha=next(commits), siblings=None)
+    )
     data = load_data("someone/pets:small", streaming=streaming)
     assert (data.name, data.label_names, data.revision) == ("someone/pets:small", NAMES, "abc")
     assert len(contents(data, "validation")) == 5
@@ -332,7 +334,9 @@ def test_a_stream_of_the_hub_is_not_read_for_its_column_split(folder, monkeypatc
     rows = []
     read = table.to_iterable_dataset().map(lambda row: rows.append(1) or row, features=table.features)
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: {"train": read})
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *given, **more: SimpleNamespace(sha="abc"))
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.dataset_info", lambda *given, **more: SimpleNamespace(sha="abc", siblings=None)
+    )
     data = load_data("someone/pets", streaming=True)
     assert len(rows) <= 40  # to see whether there are labels
     assert "the column 'split' of 'someone/pets' divides no stream; leave --streaming out to divide by it" in data.notes

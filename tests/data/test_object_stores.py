@@ -93,8 +93,13 @@ def test_what_changes_meanwhile_is_seen(folder, stored, store):
 
 
 def test_a_hub_repository_by_address(hub, xet_client, folder):
-    told = xet_client.run("data.conftest:load_uploaded", folder=str(folder))
-    assert tuple(told) == (load_data(str(folder)).fingerprint, True)
+    fingerprint, is_same, refusals = xet_client.run("data.conftest:load_uploaded", folder=str(folder))
+    assert fingerprint == load_data(str(folder)).fingerprint
+    assert is_same
+    said = (
+        "in the column 'label' of 'alice/tables' mean owl, dog, cat in test.parquet, but cat, dog, owl in train.parquet"
+    )
+    assert [said in refusal for refusal in refusals] == [True, True], refusals
 
 
 def test_a_failing_store_is_no_corrupt_image(folder, stored, monkeypatch):

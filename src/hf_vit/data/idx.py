@@ -287,19 +287,6 @@ def _read_mapping(path: Path) -> Mapping[int, str]:
     return names
 
 
-def encode_pgm(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return gray images [images, H, W] as PGM files of equal length, [images, bytes].
-
-    This format stores pixels as they are, so the hash of an image is the same on every machine.
-    """
-    count, height, width = pixels.shape
-    header = np.frombuffer(f"P5\n{width} {height}\n255\n".encode(), np.uint8)
-    files = np.empty((count, len(header) + height * width), np.uint8)
-    files[:, : len(header)] = header
-    files[:, len(header) :].reshape(count, height, width)[:] = pixels
-    return files
-
-
 def store_images(contents: Sequence[Any], paths: Sequence[Any]) -> "Dataset":
     """Return a table with the undecoded column "image" from Arrow arrays of bytes and of paths, part by part."""
     import datasets
@@ -317,8 +304,14 @@ def _make_table(pixels: NDArray[np.uint8]) -> "Dataset":
     import pyarrow as pa
 
     contents: list[Any] = []
+    _, height, width = pixels.shape
+    header = np.frombuffer(f"P5\n{width} {height}\n255\n".encode(), np.uint8)
     for start in range(0, len(pixels), _ROWS):
-        files = encode_pgm(pixels[start : start + _ROWS])
+        part = pixels[start : start + _ROWS]
+        # PGM files store pixels as they are, so the hash of an image is the same on every machine.
+        files = np.empty((len(part), len(header) + height * width), np.uint8)
+        files[:, : len(header)] = header
+        files[:, len(header) :].reshape(part.shape)[:] = part
         offsets = np.arange(len(files) + 1, dtype=np.int64) * files.shape[1]
         arrays: list[Any] = [None, pa.py_buffer(offsets), pa.py_buffer(files)]
         contents.append(pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(files), arrays).cast(pa.binary()))

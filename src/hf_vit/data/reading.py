@@ -27,7 +27,7 @@ from hf_vit.data.fingerprints import hash_text
 from hf_vit.data.idx import read_idx_split, store_images
 from hf_vit.data.images import ImageScan, decode_scanned, hash_image, note_dark_images, raise_bad_image, shorten_path
 from hf_vit.data.labels import LabelMap, convert_labels, normalize_label, normalize_name, summarize_names
-from hf_vit.data.sources import DataSource
+from hf_vit.data.sources import DataSource, group_by_split
 from hf_vit.data.splits import SPLITS, assign_split, split_name
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.repositories.reading import guard_hub_access, refuse_pointer
@@ -565,19 +565,27 @@ def _to_text(value: Any) -> Any:
 def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
     """Open a Hub data set; without a network, the version in the cache."""
     from datasets import load_dataset
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, HfFileSystem
+    from pyarrow import parquet
 
     repo, _, configuration = source.name.partition(":")
     problem = f"'{source.name}' does not exist as a path, and cannot be loaded as a Hub data set"
     try:
         with guard_hub_access(repo):
-            commit = HfApi().dataset_info(repo, timeout=10).sha
+            info = HfApi().dataset_info(repo, timeout=10)
+            commit = info.sha
     except UserError as error:  # no network or unknown name, for which `datasets` would retry for half a minute
         if not _is_cached(repo):
             raise UserError(f"{problem}: {error}; check the spelling of the path or id") from error
-        commit = None  # load the cached version
-    if commit is not None:
-        _refuse_outside_files(repo, commit)
+        info = commit = None  # load the cached version
+    if info is not None and not _refuse_outside_files(repo, commit):
+        # All files are one configuration, read with the class names of the first; one file of every split shows others.
+        names = [Path(file.rfilename) for file in info.siblings or () if file.rfilename.endswith(".parquet")]
+        firsts = [paths[0].as_posix() for paths in group_by_split((name, name.parts) for name in names).values()]
+        with guard_hub_access(repo):
+            opened = [HfFileSystem().open(f"datasets/{repo}@{commit}/{name}") for name in firsts]
+            schemas = [*zip(firsts, map(parquet.read_schema, opened), strict=True)]
+        _refuse_class_mismatch(repo, schemas)
     try:
         dataset: Any = load_dataset(repo, configuration or None, revision=commit, streaming=streaming)
         raw_splits = dict(dataset)
@@ -630,17 +638,19 @@ def _is_cached(repo: str) -> bool:
     return Path(config.HF_DATASETS_CACHE, "___".join([*user, camelcase_to_snakecase(name)])).expanduser().is_dir()
 
 
-def _refuse_outside_files(repo: str, commit: str) -> None:
-    """Raise UserError if the data set's card names files outside its repository."""
-    for pattern in _read_file_patterns(repo, commit):
+def _refuse_outside_files(repo: str, commit: str | None) -> bool:
+    """Return whether the data set's card names files; raise UserError if they are outside its repository."""
+    patterns = list(_read_file_patterns(repo, commit))
+    for pattern in patterns:
         if "://" in pattern or "::" in pattern or pattern.startswith(("/", "~", "\\")) or ".." in pattern.split("/"):
             raise UserError(
                 f"{repo} names files outside its repository ({pattern[:80]!r}), which hf_vit does not read for "
                 "safety; give another data set"
             )
+    return bool(patterns)
 
 
-def _read_file_patterns(repo: str, commit: str) -> Iterator[str]:
+def _read_file_patterns(repo: str, commit: str | None) -> Iterator[str]:
     """Yield every file pattern in the data set's card or .huggingface.yaml."""
     import yaml
     from huggingface_hub import hf_hub_download
@@ -739,11 +749,8 @@ def _find_image_column(features: "Features") -> str | None:
     from datasets import Image
 
     typed = [column for column, feature in features.items() if isinstance(feature, Image)]
-    usual = [column for column in _IMAGE_NAMES if column in features]
-    usual_and_typed = [column for column in usual if column in typed]
-    if typed and not usual_and_typed:
-        return typed[0] if len(typed) == 1 else None
-    return next(iter(usual_and_typed or usual), None)
+    usual = _find_name(_IMAGE_NAMES, typed or features)
+    return typed[0] if usual is None and len(typed) == 1 else usual
 
 
 def _find_name(usual_names: Iterable[str], columns: Collection[str]) -> str | None:

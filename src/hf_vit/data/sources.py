@@ -149,7 +149,7 @@ def _resolve_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
     parts = [Path(os.path.relpath(str(path), root)).parts for path in paths]  # of a pattern with its folders
     for kind, suffixes in _FILES.items():
         if all(path.name.lower().endswith(suffixes) for path in paths):
-            return DataSource(kind, name, files=_group_by_split(zip(paths, parts, strict=True)))
+            return DataSource(kind, name, files=group_by_split(zip(paths, parts, strict=True)))
     problem = f"'{source}' is not a data set file" if len(paths) == 1 else f"'{source}' mixes files of several formats"
     raise UserError(
         f"{problem}; give .parquet files, .tar files (webdataset), a list (.csv, .jsonl) or a folder of class folders"
@@ -161,7 +161,7 @@ def _make_idx_source(paths: Sequence[Path], name: str, source: str) -> DataSourc
     return DataSource("idx", name, files=files, notes=notes)
 
 
-def _group_by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
+def group_by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
     """Group files by the split in their file or folder names (train-00000-of-00002.parquet, val/0.tar), else train."""
     splits: dict[str, list[Path]] = {}
     for path, parts in files:
@@ -181,14 +181,10 @@ def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
     mask_folders = [root / name for name in ("annotations", "masks") if (root / name).is_dir()]
     if not mask_folders or not (root / "images").is_dir():
         return None
-    annotations = _group_images_by_split(mask_folders[0])
-    splits: dict[str, dict[str, list[Path]]] = {}
-    notes: list[str] = []
-    for split, images in _group_images_by_split(root / "images").items():
-        if split in annotations:
-            splits[split] = {"images": images, "annotations": annotations[split]}
-        else:
-            notes.append(f"split '{split}' of '{root.resolve().name}' was left out, because it has no masks")
+    images, masks = _group_images_by_split(root / "images"), _group_images_by_split(mask_folders[0])
+    splits = {split: {"images": images[split], "annotations": masks[split]} for split in images if split in masks}
+    unlabeled = (split for split in images if split not in masks)
+    notes = [f"split '{split}' of '{root.resolve().name}' was left out, because it has no masks" for split in unlabeled]
     return DataSource("masks", name, folder=splits, notes=notes, root=root) if splits else None
 
 
@@ -204,7 +200,7 @@ def _group_images_by_split(folder: Path) -> dict[str, list[Path]]:
 
 def _make_coco_source(root: Path, name: str, annotation_files: Sequence[Path]) -> DataSource:
     """Return the source of COCO annotation files, whose split is in their own name or in that of their folder."""
-    files = _group_by_split((path, path.relative_to(root).parts) for path in annotation_files)
+    files = group_by_split((path, path.relative_to(root).parts) for path in annotation_files)
     for split, paths in files.items():
         if len(paths) > 1:
             names = " and ".join(path.name for path in paths[:2])
@@ -270,7 +266,7 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
             return _make_idx_source(paths, name, source)
         count = 0 if kind == "list" else sum(map(_has_image_name, files))
         note = f"'{name}' is read from its {kind} files, such as {paths[0].name}, not from its {count:,} image files"
-        files_by_split = _group_by_split(zip(paths, data_files, strict=True))
+        files_by_split = group_by_split(zip(paths, data_files, strict=True))
         return DataSource(kind, name, files=files_by_split, notes=[note] if count else [])
     images = list(filter(_has_image_name, files))
     others = [] if len(images) == len(files) else [parts[-1] for parts in files if not _has_image_name(parts)]
