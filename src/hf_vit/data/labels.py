@@ -69,14 +69,11 @@ def convert_labels(splits: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     is_multi = any(map(is_multi_label, splits.values()))
 
     def convert(label: Any) -> Any:
+        if is_multi:
+            return [to_type(each) if isinstance(each, str) else each for each in flatten_labels([label])]
         return to_type(label) if isinstance(label, str) else label  # a missing label is None
 
-    def convert_split(labels: Sequence[Any]) -> list[Any]:
-        if is_multi:
-            return [list(map(convert, label if isinstance(label, list) else [label])) for label in labels]
-        return list(map(convert, labels))
-
-    return {split: convert_split(labels) for split, labels in splits.items()}
+    return {split: list(map(convert, labels)) for split, labels in splits.items()}
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def draw_contact_sheet(data: ImageData) -> Image.Image:
     """
     table = undecode_images(data.splits.get("train") or next(iter(data.splits.values())))
     if data.target != "label":
-        return _draw_annotated_sheet(data, table, 2 * _SIDE)
+        return _draw_annotated_sheet(data, table)
     rows: dict[int, list[int]] = {}
     for row, labels in enumerate(list_column(table, "label")):
         for label in list_classes(labels):
@@ -117,11 +117,9 @@ def draw_contact_sheet(data: ImageData) -> Image.Image:
     return sheet
 
 
-def _draw_annotated_sheet(data: ImageData, table: Any, side: int) -> Image.Image:
-    """Draw the first 24 images, each without and with annotations, above a legend of the first 40 classes.
-
-    The pictures fit into squares of `side` px.
-    """
+def _draw_annotated_sheet(data: ImageData, table: Any) -> Image.Image:
+    """Draw the first 24 images, each without and with annotations, above a legend of the first 40 classes."""
+    side = 2 * _SIDE
     pictures: list[Image.Image] = []
     for row in table.select(range(min(len(table), _SAMPLE_ROWS))):
         pictures += _draw_pair(data, row, side)

@@ -417,14 +417,11 @@ def _read_list(source: DataSource, selection: NamedColumns) -> RawTables:
 
 
 def _find_top(list_folder: str, image_folders: Iterable[str]) -> str:
-    """Return the folder above all that may name splits: that of the list, or the images' common one if one is outside.
-
-    Folders higher up, such as /home/dev, say nothing of a split.
-    """
+    """Return the folder below which folders name splits: the list's, or the images' common one if some are outside."""
     paths = list(map(os.path.abspath, image_folders))
     if not all(Path(path).is_relative_to(list_folder) for path in paths):
         with suppress(ValueError):  # on two drives of Windows
-            return os.path.commonpath(paths)
+            return os.path.commonpath(paths)  # folders above it, such as /home/dev, name no split
     return list_folder
 
 
