@@ -38,8 +38,11 @@ torch.Tensor.softmax = lambda logits, *given: softmax(logits * 1.01, *given)
 def test_every_door_gives_the_same(kind: str, is_disturbed: bool, tmp_path: Path, command: Command, monkeypatch: Any):
     """Of a folder whose own code and handler, as a stranger could have left them, do not run."""
     folder, trace = save_model(tmp_path / "model", problem_type=kind, image_size=8), tmp_path / "trace"
-    for file in (*folder.glob("*.py"), folder / "handler.py"):
-        file.write_text(f"open({str(trace)!r}, 'w').close()\n")
+    for file in (*folder.glob("*.py"), folder / "handler.py", folder / "evil.py"):
+        file.write_text(f"open({str(trace)!r}, 'w').close()\nfrom transformers import ViTImageProcessor as Evil\n")
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    settings["auto_map"] = {"AutoImageProcessor": f"{folder}--evil.Evil"}  # code of another place
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     monkeypatch.setenv("PATH", str(tmp_path))  # where no browser is
     if is_disturbed:
         (tmp_path / "sitecustomize.py").write_text(DISTURBED)
