@@ -313,7 +313,12 @@ def _open_url(url: str, byte_range: str = "") -> HTTPResponse:
     if account:  # unredirected, so that another server does not get the password
         request.add_unredirected_header("Authorization", f"Basic {b64encode(unquote(account).encode()).decode()}")
     with _classify_errors(url):
-        return urlopen(request, timeout=TIMEOUT)
+        response = urlopen(request, timeout=TIMEOUT)
+    if request.type == "https" and response.url.startswith("http:"):
+        response.close()
+        reason = f"the server redirects to {redact_text(response.url)}, without encryption"
+        raise _download_error(url, f"{reason}; give that URL with --sha256, or another one")
+    return response
 
 
 def _describe(response: HTTPResponse) -> tuple[int | None, str | None]:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -203,6 +205,16 @@ def test_the_account_of_an_address_is_sent_to_its_server_alone(site):
     assert fetch(url).path.read_bytes() == site.data
     account = f"Basic {base64.b64encode(b'ann:p@ss').decode()}"
     assert site.accounts == [account, None] * (len(site.accounts) // 2), "not to the server that it redirects to"
+
+
+def test_a_redirection_away_from_encryption_is_refused(site, monkeypatch):
+    def answer(request: Request, timeout: float) -> Any:  # as a server of https would
+        return urlopen(request.full_url.replace("https:", "http:"), timeout=timeout)
+
+    monkeypatch.setattr(fetching, "urlopen", answer)
+    with pytest.raises(UserError, match=r"redirects to http://127.*/model.npz, without encryption; .* with --sha256"):
+        fetch(site.url.replace("http:", "https:").replace("/model", "/moved/model"))
+    assert len(site.requests) == 2, "the one that was redirected, and none for the whole file"
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
