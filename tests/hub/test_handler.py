@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import threading
 import time
+import tracemalloc
 import urllib.error
 import urllib.request
 import weakref
@@ -439,6 +440,12 @@ def test_large_images_are_decoded_one_by_one(folders: dict[str, Path], monkeypat
     monkeypatch.setitem(handler.__class__._answer.__globals__, "_read", watch)
     assert len(handler({"inputs": make_images(40, side=48)})) == 40
     assert most <= 2  # the next one is read before the last is dropped
+    deep = io.BytesIO()  # of few bytes
+    Image.fromarray(np.zeros((1000, 1000), np.uint16)).save(deep, "PNG")
+    tracemalloc.start()
+    handler({"inputs": deep.getvalue()})
+    assert tracemalloc.get_traced_memory()[1] < 15 * 1000 * 1000
+    tracemalloc.stop()
 
 
 def test_a_handler_of_its_own_is_shared_in_place_of_ours(hub: Loopback, xet_client: Client, model_folder: Path) -> None:

@@ -308,7 +308,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         raise ValueError("it has floating-point values; save it with 8 bits")
     if image.mode.startswith("I"):
         full = 4095 if tags.get(258) == (12,) else 65535  # BitsPerSample
-        values = np.asarray(image).astype(np.int64)
+        values = np.asarray(image).astype(np.int32)  # 64 bits would take 1.5 GB for an image of 0.1 MB
         if values.min() < 0 or values.max() > full:
             raise ValueError(f"it has values from {values.min()} to {values.max()}; save it with 8 bits")
         values = full - values if tags.get(262) == 0 else values  # PhotometricInterpretation: 0 is white
