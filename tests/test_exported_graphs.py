@@ -168,6 +168,10 @@ def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path, capfd:
     file = shutil.copytree(places["FOLDER"], tmp_path / "out") / places["GRAPH"].name
     if file.suffix == ".onnx":
         proto = onnx.load(file)
+        next(entry for entry in proto.metadata_props if entry.key == "labels").value = "[1]"
+        onnx.save(proto, file)
+        with pytest.raises(UserError, match=r"onnxruntime cannot read .*model\.onnx: .* export the model again"):
+            load_model(file)
         del proto.metadata_props[:]
         onnx.save(proto, file)
     else:

@@ -58,6 +58,14 @@ class GraphForImageClassification(nn.Module):
                 self.processor: Any = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
             self.thresholds: dict[str, Any] = dict(json.loads(self.graph.about.get("thresholds", "{}")))
             self.takes: str = self.graph.about.get("takes", PIXEL_VALUES)
+            self.config = SimpleNamespace(
+                model_type=runtime.target,
+                num_labels=len(labels),
+                problem_type=self.graph.about.get("problem_type"),
+                id2label={int(index): name for index, name in labels.items()},
+                # (height, width) px, in the graph of a model that reads images in their own shape.
+                patch_stride=json.loads(self.graph.about.get("patch_stride", "null")),
+            )
             digest = bytes.fromhex(runtime.sha256(file))
         except KeyError as error:
             raise UserError(
@@ -83,14 +91,6 @@ class GraphForImageClassification(nn.Module):
             raise UserError(
                 f"{file} is the graph of a model without a classification head; export a classifier with hf-vit export"
             )
-        self.config = SimpleNamespace(
-            model_type=runtime.target,
-            num_labels=len(labels),
-            problem_type=self.graph.about.get("problem_type"),
-            id2label={int(index): name for index, name in labels.items()},
-            # (height, width) px, in the graph of a model that reads images in their own shape.
-            patch_stride=json.loads(self.graph.about.get("patch_stride", "null")),
-        )
         self.dtype_and_device = nn.Parameter(torch.zeros(()), requires_grad=False)
         self.register_buffer("sha256", torch.frombuffer(bytearray(digest), dtype=torch.uint8))
 
