@@ -23,7 +23,7 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, UserError
 from hf_vit.data import make_processor
-from hf_vit.loading.model import LoadedModel
+from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.pixels import PixelScale
 from hf_vit.models.modeling_hf_vit import HfViTImageClassifierOutput
 from hf_vit.results.facts import Facts
@@ -203,6 +203,18 @@ def test_a_teacher_of_timm(timm_folder):
 def test_a_teacher_that_does_not_name_its_classes(timm_folder):
     with pytest.raises(UserError, match=r"has no class names.*add label_names"):
         open_teacher(timm_folder()[0], "cpu").select_classes(NAMES)
+
+
+@pytest.mark.parametrize(("field", "value"), [("interpolation", "x"), ("mean", "x"), ("crop_pct", "x"), ("std", [0.0])])
+def test_a_preparation_that_timm_cannot_build_is_one_line(field, value, timm_folder):
+    folder, _ = timm_folder(label_names=["a", "b", "c"])
+    config = json.loads((folder / "config.json").read_text()) | {"label_descriptions": ["a", "b", "c"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_model(folder).label_sets == [["a", "b", "c"]]
+    config["pretrained_cfg"][field] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"timm cannot be loaded \((Key|Type|Value)Error: .*\); download it again"):
+        load_model(folder)
 
 
 def test_timm_knows_imagenet_by_number_and_by_word():

@@ -35,7 +35,7 @@ from hf_vit.families import refuse_other_channels, refuse_regression
 from hf_vit.loading.folders import ImageGPTFeatures, get_timm_label_names, load_timm, load_transformers, wrap_image_gpt
 from hf_vit.loading.graphs import GraphForImageClassification, find_graph, pad_to_canvas
 from hf_vit.models.configuration_hf_vit import as_pair
-from hf_vit.repositories.reading import CONFIG
+from hf_vit.repositories.reading import CONFIG, explain_load_errors
 
 PROBE = Image.effect_mandelbrot((96, 80), (-2, -1.2, 0.6, 1.2), 60).convert("RGB")
 
@@ -393,7 +393,8 @@ def _load_from_timm(source: Source, device: str | None, as_classifier: bool) -> 
     from timm.data.config import resolve_model_data_config
     from timm.data.transforms_factory import create_transform
 
-    transform: Any = create_transform(**resolve_model_data_config(model), is_training=False)
+    with explain_load_errors(source.name):  # the settings are those of an untrusted pretrained_cfg
+        transform: Any = create_transform(**resolve_model_data_config(model), is_training=False)
     name = TIMM + get_source_name(source).removeprefix(TIMM)
     return LoadedModel(model, partial(_transform_images, transform), name, facts_folder=source.facts_folder)
 
