@@ -38,7 +38,9 @@ _REFERENCE_FIELDS = (
     "pretrained_model_args",
 )
 # Fields that do so if their value is a path or repository instead of a plain name.
-_NAME_FIELDS = ("architecture", "backbone", "attn_implementation", "_attn_implementation")
+_NAME_FIELDS = ("architecture", "backbone")
+# Fields with the name of a function, or an object with one for each part of a model; with a / it is code on the Hub.
+_FUNCTION_FIELD = re.compile("_?(attn|experts)_implementation(_internal)?")
 
 # Counts by which libraries build as many objects, and their maximum.
 _MAX_COUNTS = {"num_labels": 250_000, **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "depth"), 1_000)}
@@ -152,6 +154,7 @@ def check_references(folder: Path, name: str) -> None:
         for key, value in _iterate_fields(config)
         if (key in _REFERENCE_FIELDS and value is not None)
         or (key in _NAME_FIELDS and isinstance(value, str) and re.search(r"[/\\:]", value))
+        or (_FUNCTION_FIELD.fullmatch(key) and "/" in str(value))
     ]
     arguments: Any = config.get("model_args")
     if isinstance(arguments, dict):  # timm's, which may contain these two
