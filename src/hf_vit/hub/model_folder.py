@@ -5,6 +5,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -82,12 +83,9 @@ class ModelConfig(BaseModel):
 
     @property
     def code_targets(self) -> list[str]:
-        """Return the entries of `auto_map` as "module.Class"."""
-        targets: list[str] = []
-        for value in (self.auto_map or {}).values():
-            names = value if isinstance(value, list) else [value]
-            targets += [name.rpartition("--")[2] for name in names if name]  # without the repository in "repo--name"
-        return targets
+        """Return the entries of `auto_map`: "module.Class", or "repository--module.Class" of code elsewhere."""
+        values = (self.auto_map or {}).values()
+        return [name for value in values for name in (value if isinstance(value, list) else [value]) if name]
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -98,11 +96,16 @@ def read_config(folder: Path) -> ModelConfig:
         raise UserError(f"{folder} holds no model, because config.json is missing; give a folder with a saved model")
     content = read_json_object(folder / "config.json", str(folder))
     refuse_huge(content, str(folder))
+    return _parse_config(content, folder / "config.json")
+
+
+def _parse_config(content: dict[str, Any], path: Path) -> ModelConfig:
+    """Return the fields that a file holds; raise a UserError if one has a wrong type."""
     try:
         return ModelConfig.model_validate(content)
     except ValidationError as error:
         reason = describe_invalid_field(error)
-        raise UserError(f"config.json of {folder} is damaged: {reason}; save the model again") from error
+        raise UserError(f"{path.name} of {path.parent} is damaged: {reason}; save the model again") from error
 
 
 def keeps_shapes(folder: Path) -> bool:
@@ -164,7 +167,7 @@ def list_code(folder: Path, config: ModelConfig) -> set[str]:
     targets = config.code_targets
     if (folder / PROCESSOR).is_file():
         processor_map = read_json_object(folder / PROCESSOR, str(folder)).get("auto_map")
-        targets += ModelConfig.model_validate({"auto_map": processor_map}).code_targets
+        targets += _parse_config({"auto_map": processor_map}, folder / PROCESSOR).code_targets
     unread_modules = [target.rpartition(".")[0] for target in targets]
     files = set[str]()
     while unread_modules:
