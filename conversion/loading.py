@@ -16,14 +16,17 @@ from hf_vit.conversion.fetching import HUB_ID, TIMM, LocalCheckpoint, fetch, is_
 from hf_vit.conversion.fill import build_model, build_processor, load_weights
 from hf_vit.conversion.planning import Plan, PlanOptions, PlanSettings, make_plan
 from hf_vit.conversion.progress import quiet_transformers
+from hf_vit.conversion.readers import check_archive, name_in_errors
 from hf_vit.errors import UserError
 from hf_vit.families import DenseHead, Door, Family, find_family, find_head_type, get_first_class_name, refuse_own_class
 from hf_vit.models.configuration_hf_vit import HfBaseConfig
 from hf_vit.repositories.reading import (
     CONFIG,
+    WEIGHTS,
     check_references,
     download_model,
     explain_load_errors,
+    list_shards,
     read_json_object,
     refuse_unread_weights,
 )
@@ -221,6 +224,10 @@ def find_source(name: str | os.PathLike[str], *, revision: str | None = None, wi
 def _open_source_folder(name: str, folder: Path, is_on_hub: bool = False) -> Source:
     """Return the source for a folder, after checking its files and its class."""
     check_references(folder, name)
+    with name_in_errors(name):
+        for weights in list_shards(folder, name) or [file for file in WEIGHTS if (folder / file).is_file()][:1]:
+            if weights.endswith(".bin") and (folder / weights).is_file():
+                check_archive(folder / weights)
     config = read_json_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
     refuse_own_class(config, name)
     return Source(name, folder, config, is_on_hub)

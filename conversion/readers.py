@@ -585,6 +585,14 @@ def open_file(path: Path) -> CheckpointReader:
     raise UserError(f"{path.name} is {kind}; give {READABLE}")
 
 
+def check_archive(path: Path) -> None:
+    """Raise a UserError for a damaged or forged archive of PyTorch, which a library would load without such checks."""
+    with path.open("rb") as file:
+        is_archive = file.read(2) == b"PK"  # older files are pickles, of which libraries load only those of tensors
+    if is_archive:
+        open_file(path).close()
+
+
 def _open_folder(folder: Path) -> CheckpointReader:
     """Open the weights of a folder together with its JSON files."""
     configs = [folder / name for name in (CONFIG, OPEN_CLIP_CONFIG) if (folder / name).is_file()]

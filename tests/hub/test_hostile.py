@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from evaluation.tiny import NAMES, make_images
 from hub.conftest import save_model, training_record
 from markdown_it import MarkdownIt
+from safetensors.torch import load_file
 
 import hf_vit.analysis
-from hf_vit import UserError, conversion, push_to_hub
+from campaigns.formats import call, pickled, torch_file, whole
+from hf_vit import UserError, conversion, from_hub, push_to_hub
 from hf_vit.analysis import ANALYSES
 from hf_vit.hub.card import MARKER, render_card, write_card
 from hf_vit.hub.card_sections import shows_images
@@ -198,9 +201,22 @@ def test_a_snapshot_of_the_cache_is_shared_and_no_link_out_of_it(model_folder: P
 def test_code_is_of_the_folder_alone(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "private.py").write_text("secret = 1")
     config = json.loads((model_folder / "config.json").read_text())
-    config["auto_map"]["AutoBackbone"] = f"{tmp_path}/private.Backbone"
+    for target, match in (
+        (f"{tmp_path}/private.Backbone", "auto_map in config.json names .* not inside"),
+        ("mallory/code--modeling_hf_vit.HfViTBackbone", "lacks mallory/code--modeling_hf_vit.py, the model's code"),
+    ):
+        config["auto_map"]["AutoBackbone"] = target
+        (model_folder / "config.json").write_text(json.dumps(config))
+        refuse(model_folder, match)
+    del config["auto_map"]["AutoBackbone"]
     (model_folder / "config.json").write_text(json.dumps(config))
-    refuse(model_folder, "auto_map in config.json names .* not inside")
+    settings = json.loads((model_folder / "preprocessor_config.json").read_text())
+    for targets, match in (
+        ({"AutoImageProcessor": "mallory/code--modeling_hf_vit.Evil"}, "lacks mallory/code--modeling_hf_vit.py"),
+        ({"AutoImageProcessor": {}}, r"preprocessor_config.json of .* is damaged: auto_map"),
+    ):
+        (model_folder / "preprocessor_config.json").write_text(json.dumps(settings | {"auto_map": targets}))
+        refuse(model_folder, match)
 
 
 TOKEN = "hf_" + "aB3" * 11
@@ -215,6 +231,40 @@ def test_a_config_that_would_fill_the_memory(fields: dict[str, Any], model_folde
     for door in (render_card, load_model):
         with pytest.raises(UserError, match=r"=1000000000, but hf_vit loads models with at most"):
             door(model_folder)
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation_internal", "experts_implementation"])
+@pytest.mark.parametrize("value", ["mallory/kernel", {"": "mallory/kernel"}, {"backbone_config": "mallory/kernel:run"}])
+def test_a_function_of_the_hub_is_not_fetched(field: str, value: Any, model_folder: Path) -> None:
+    path = model_folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(UserError, match=f"refers to another repository \\({field}: .*mallory/kernel"):
+        load_model(model_folder)
+
+
+@pytest.mark.parametrize("names", [("pytorch_model.bin",), ("a.bin", "b.bin")])
+def test_a_pickle_is_checked_before_a_library_maps_it(names: tuple[str, ...], model_folder: Path) -> None:
+    """Libraries neither verify checksums nor limit the memory that a pickle takes."""
+    weights = load_file(model_folder / WEIGHTS)
+    (model_folder / WEIGHTS).unlink()
+    parts = {name: dict(list(weights.items())[number :: len(names)]) for number, name in enumerate(names)}
+    for name, part in parts.items():
+        torch.save(part, model_folder / name)
+    if len(names) > 1:
+        weight_map = {key: name for name, part in parts.items() for key in part}
+        (model_folder / "pytorch_model.bin.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": weight_map})
+        )
+    load_model(model_folder)
+    path = model_folder / names[-1]
+    good = path.read_bytes()
+    values = max(parts[names[-1]].values(), key=torch.numel).numpy().tobytes()
+    bomb = torch_file(pickle=whole(pickled(call("builtins bytearray", (2**20,)))))
+    for content, told in ((good.replace(values, values[::-1]), "Bad CRC-32"), (bomb, "its pickle calls bytearray")):
+        path.write_bytes(content)
+        for door in (load_model, from_hub):
+            with pytest.raises(UserError, match=f"{model_folder.name}: {path.name} .*{told}"):
+                door(model_folder)
 
 
 def write_token(path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from hf_vit.conversion.fetching import TIMM, WRAPPER, convert_wrapper_config
 from hf_vit.conversion.loading import Source
 from hf_vit.conversion.progress import quiet_transformers
+from hf_vit.conversion.readers import check_archive
 from hf_vit.display import shorten_list
 from hf_vit.environment import pick_device
 from hf_vit.errors import UserError, get_first_line
@@ -186,6 +187,7 @@ def _load_from_file(architecture: str, file: str) -> nn.Module:
     config = get_pretrained_cfg(architecture)
     if not path.is_file():
         raise UserError(f"the file {file} does not exist; check its path")
+    check_archive(path)
     weights = load_state_dict(str(path))
     classifier = config.classifier if config else None
     head = weights.get(f"{classifier if isinstance(classifier, str) else (classifier or [''])[0]}.weight")
@@ -203,8 +205,9 @@ def get_timm_label_names(model: nn.Module) -> list[list[str]]:
     stored_names = config.get("label_names")
     if isinstance(stored_names, list | tuple) and len(stored_names) == model.num_classes:
         names = [str(name) for name in stored_names]
-        words = config.get("label_descriptions") or {}
-        return [names, [str(words[name]) for name in names]] if set(names) <= set(words) else [names]
+        words = config.get("label_descriptions")
+        has_words = isinstance(words, dict) and set(names) <= set(words)
+        return [names, [str(words[name]) for name in names]] if has_words else [names]
     subset = infer_imagenet_subset(model)
     if subset is None:
         return []
