@@ -425,6 +425,16 @@ def test_boxes_in_a_padded_image_are_those_of_the_image(kind):
     assert [each["box"] for each in answer.answers] == [pytest.approx((32, 24, 96, 48), abs=1e-3)]
 
 
+def test_corners_of_half_precision_are_computed_in_full():
+    """The center 129/256 and the width 85/256 have few enough digits for bfloat16, but not the corner 343/512."""
+    model = BrightForObjectDetection()
+    boxes = torch.tensor([[[129.0, 129.0, 85.0, 85.0]]]) / 256
+    outputs = {"logits": torch.tensor([[[0.0, 9.0, 0.0, 0.0]]]).bfloat16(), "pred_boxes": boxes.bfloat16()}
+    model.forward = lambda **inputs: SimpleNamespace(**outputs)
+    (found,) = detect(model, DetrImageProcessor(**TILED), torch.zeros(1, 3, SIDE, SIDE), [(512, 512)])
+    assert found["boxes"].tolist() == [[173.0, 173.0, 343.0, 343.0]]
+
+
 class ColourForUniversalSegmentation(OfThreeColours):
     """A query for every colour, whose mask is where it is strong."""
 
