@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from data.conftest import encoded, everything, make_folder, make_table, make_tar, picture, tags
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, List
 from PIL import Image
 
 from hf_vit.data import check_images, load_data, load_images
@@ -146,6 +146,19 @@ def save_lines(folder, path, label):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def save_multi_hot(folder, path):
+    table = make_table(folder, label=lambda name: [int(name == each) for each in NAMES])
+    table.cast_column("label", List(ClassLabel(names=NAMES))).to_parquet(str(path))
+
+
+def save_newer(folder, path):
+    """As a later version of datasets may write it."""
+    features = {"image": {"_type": "Image"}, "label": {"dtype": "string", "_type": "Value"}, "x": {"_type": "Smell"}}
+    table = make_table(folder).add_column("x", [0] * 40).data.table
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), path)
+
+
 def save_without(folder, path, column, **more):
     table = make_table(folder).remove_columns(column)
     for name, values in more.items():
@@ -161,6 +174,8 @@ TABLES = {
     "dict lines": (partial(save_lines, label={"x": 1}), "have the type dict; write whole numbers or names"),
     "decimal lines": (partial(save_lines, label="1.0"), r"have the type float; .* names \(write 1 for 1\.0, or"),
     "NaN lines": (partial(save_lines, label=float("nan")), "has images without a label; add the labels"),
+    "multi-hot": (save_multi_hot, "are lists of 3 zeros and ones, .* write "),
+    "newer *": (save_newer, "'x.parquet' cannot be read as parquet: Feature type 'Smell' not found"),
     "multi-hot lines": (partial(save_lines, label=[0, 1, 1]), "are lists of 3 zeros and ones, .* write "),
     "list lines": (partial(save_lines, label=[["a"]]), "have the type list; write whole numbers or names"),
     "no label": (partial(save_without, column="label"), "has the columns image, but .* 'label'"),

@@ -277,7 +277,9 @@ def test_fingerprint_is_of_contents_classes_and_splits(folder, tmp_path):
 
 
 @EITHER
-@pytest.mark.parametrize("form", ["folder", "glob", "subfolders", "glob of subfolders", "glob from here", "Split"])
+@pytest.mark.parametrize(
+    "form", ["folder", "glob", "subfolders", "glob of subfolders", "glob from here", "Split", "split of classes"]
+)
 def test_split_named_files(folder, tmp_path, monkeypatch, form, streaming):
     monkeypatch.chdir(tmp_path)
     table = make_table(folder).shuffle(seed=0)
@@ -285,9 +287,11 @@ def test_split_named_files(folder, tmp_path, monkeypatch, form, streaming):
     last = "test-0" if form in ("folder", "glob") else "test/part"
     for number, name in enumerate(("train-0", "train-1", "val", last)):
         table.shard(4, number, contiguous=True).to_parquet(str(tmp_path / "d" / f"{name}.parquet"))
-    if form == "Split":  # a column
+    if form.lower().startswith("split"):  # a column
         shutil.rmtree(tmp_path / "d")
-        table.add_column(form, ["train", "Val", "test", "train"] * 10).to_parquet(str(tmp_path / "d/train.parquet"))
+        divided = table.add_column(form.split()[0], ["train", "Val", "test", "train"] * 10)
+        divided = divided.class_encode_column("split") if form == "split of classes" else divided
+        divided.to_parquet(str(tmp_path / "d" / "train.parquet"))
     pattern = {"glob": "*.parquet", "glob of subfolders": "**/*.parquet"}.get(form, "")
     source = tmp_path / "d" / pattern if form != "glob from here" else "**/*.parquet"
     data = load_data(str(source), streaming=streaming)

@@ -108,12 +108,6 @@ class LabelMap:
                 f"the labels of '{data_name}' have the type {type_names}; write whole numbers or names{remedy}"
             )
         classes = sorted(set(flat))
-        lengths = {len(value) for value in values if isinstance(value, list)}
-        if len(lengths) == 1 and max(lengths) > 1 and not set(classes) - {0, 1}:
-            raise UserError(
-                f"the labels of '{data_name}' are lists of {max(lengths)} zeros and ones, but a list names the classes "
-                "of an image; write [1, 2] for [0, 1, 1], or a column of 0 and 1 for every class"
-            )
         if classes and not isinstance(classes[0], str) and classes[0] < 0:
             raise UserError(
                 f"'{data_name}' has the label {classes[0]}, but class numbers begin at 0; number the classes from "

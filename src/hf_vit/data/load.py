@@ -412,6 +412,12 @@ def _make_label_map(name: str, raw: RawTables, values: list[Any]) -> LabelMap:
     """Return the classes of a data set; raise UserError if its labels are of fewer than two."""
     if not values:
         raise UserError(f"'{name}' holds no labeled image; add labels, or give another data set")
+    lengths = {len(value) for value in values if isinstance(value, list)}
+    if len(lengths) == 1 and max(lengths) > 1 and all(value in (0, 1) for value in flatten_labels(values)):
+        raise UserError(
+            f"the labels of '{name}' are lists of {max(lengths)} zeros and ones, but a list names the classes of an "
+            "image; write [1, 2] for [0, 1, 1], or a column of 0 and 1 for every class"
+        )
     names = raw.label_names
     labels = LabelMap.from_values(values, name) if names is None else LabelMap.from_names(names)
     if len({labels.numbers.get(value) for value in flatten_labels(values)} - {None}) < 2:

@@ -177,7 +177,6 @@ def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
     from datasets import load_dataset
 
     schemas = _check_files(source)
-    _refuse_class_mismatch(source.name, schemas)
     if source.kind == "webdataset":
         from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
@@ -188,6 +187,7 @@ def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
     states = [os.stat(path) for _, path in source.name_files() if source.is_local]
     version = hash_text(repr([(state.st_size, state.st_ctime_ns) for state in states]))
     with explain_read_errors(source):
+        _refuse_class_mismatch(source.name, schemas)
         splits: Any = load_dataset(source.kind, version, data_files=files, streaming=streaming)
     present = {split: splits[split] for split in SPLITS if split in splits}
     return RawTables(_divide(present, source.name), schemas=schemas)
@@ -199,7 +199,9 @@ def _divide(splits: dict[str, Any], source_name: str) -> dict[str, Any]:
     column = _find_name(_SPLIT_NAMES, table.features or ())
     if others or column is None:
         return splits
-    texts = [str(text) for batch in table.select_columns([column]).iter(1000) for text in batch[column]]
+    classes = dict(enumerate(getattr(table.features[column], "names", None) or ()))
+    values = [value for batch in table.select_columns([column]).iter(1000) for value in batch[column]]
+    texts = [str(classes.get(value, value)) for value in values]
     names = list(map(split_name, texts))
     present = [split for split in SPLITS if split in names]
     if not present:
@@ -208,11 +210,12 @@ def _divide(splits: dict[str, Any], source_name: str) -> dict[str, Any]:
         raise UserError(f"'{source_name}' has the split {texts[names.index(None)]!r}; write train, validation or test")
     if hasattr(table, "__len__"):
         return {split: table.select(np.flatnonzero(np.asarray(names) == split)) for split in present}
-    return {split: table.filter(functools.partial(_is_of_split, split), input_columns=column) for split in present}
+    filters = {split: functools.partial(_is_of_split, split, classes) for split in present}
+    return {split: table.filter(is_of_split, input_columns=column) for split, is_of_split in filters.items()}
 
 
-def _is_of_split(split: str, text: object) -> bool:
-    return split_name(str(text)) == split
+def _is_of_split(split: str, classes: Mapping[int, str], value: Any) -> bool:
+    return split_name(str(classes.get(value, value))) == split
 
 
 @contextmanager
@@ -581,8 +584,7 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
         firsts = [paths[0].as_posix() for paths in group_by_split((name, name.parts) for name in names).values()]
         with guard_hub_access(repo):
             opened = [HfFileSystem().open(f"datasets/{repo}@{commit}/{name}") for name in firsts]
-            schemas = [*zip(firsts, map(parquet.read_schema, opened), strict=True)]
-        _refuse_class_mismatch(repo, schemas)
+            _refuse_class_mismatch(repo, zip(firsts, map(parquet.read_schema, opened), strict=True))
     try:
         dataset: Any = load_dataset(repo, configuration or None, revision=commit, streaming=streaming)
         raw_splits = dict(dataset)

@@ -385,8 +385,7 @@ def _read_objects(opened: RawTables, name: str, selection: NamedColumns) -> Obje
 
 def _list_categories(raw: Mapping[str, list[RawObjects | str]], name: str) -> list[Any]:
     """Return the distinct categories of all objects, sorted; raise UserError if they mix numbers and names."""
-    good_rows = [row for rows in raw.values() for row in rows if isinstance(row, dict)]
-    values = [value for row in good_rows for value in row["category"]]
+    values = [value for rows in raw.values() for row in rows if isinstance(row, dict) for value in row["category"]]
     kinds = {type(value) for value in values}
     if len(kinds) > 1 or not kinds <= {int, str}:
         types = ", ".join(sorted(kind.__name__ for kind in kinds))
