@@ -9,7 +9,7 @@ import logging
 import re
 import warnings
 from collections.abc import Collection, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PureWindowsPath
 from pickle import UnpicklingError
 from typing import Any
@@ -27,7 +27,8 @@ COUNTER = "num_batches_tracked"  # unused buffer of batch norms, which DETR's fr
 _LAYER = re.compile(r"(.*?\.)\d+\.")  # how the weights of a layer begin, and of the list that it is in
 _OF_OTHER_TASKS = re.compile(rf"\.pooler\.|\.mask_token$|\.{COUNTER}$")
 _INDEXES = tuple(f"{name}.index.json" for name in WEIGHTS)
-_DESCRIPTIONS = (CONFIG, ADAPTER, "preprocessor_config.json", "processor_config.json", "facts.json")  # has thresholds
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_DESCRIPTIONS = (CONFIG, ADAPTER, *_PROCESSORS, "facts.json")  # has thresholds
 _MAX_JSON_BYTES = 32 * 2**20  # bytes; an index of 1,000 layers has less than one MiB
 # Fields that make libraries load weights or code from outside the checkpoint.
 _REFERENCE_FIELDS = (
@@ -36,6 +37,7 @@ _REFERENCE_FIELDS = (
     "cache_dir",
     "pretrained_cfg_overlay",
     "pretrained_model_args",
+    "class_info_file",  # of OneFormer's image processor
 )
 # Fields that do so if their value is a path or repository instead of a plain name.
 _NAME_FIELDS = ("architecture", "backbone")
@@ -149,9 +151,13 @@ def check_references(folder: Path, name: str) -> None:
         )
     config = read_json_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
     refuse_huge(config, name)
+    contents = [config]
+    for file in _PROCESSORS:
+        with suppress(UserError):  # the library that reads it tells what is wrong
+            contents.append(read_json_object(folder / file, name))
     references = [
         (key, value)
-        for key, value in _iterate_fields(config)
+        for key, value in _iterate_fields(contents)
         if (key in _REFERENCE_FIELDS and value is not None)
         or (key in _NAME_FIELDS and isinstance(value, str) and re.search(r"[/\\:]", value))
         or (_FUNCTION_FIELD.fullmatch(key) and "/" in str(value))
@@ -161,7 +167,7 @@ def check_references(folder: Path, name: str) -> None:
         references += [(key, arguments[key]) for key in ("pretrained", "pretrained_cfg") if arguments.get(key)]
     if references:
         key, value = references[0]
-        problem = f"{CONFIG} of {name} refers to another repository ({key}: {str(value)[:80]!r})"
+        problem = f"the configuration of {name} refers to another repository ({key}: {str(value)[:80]!r})"
         raise UserError(f"{problem}, which is not read for safety; remove that field, or give a complete model")
     for weights in [*WEIGHTS, *list_indexed_files(folder, name)]:
         refuse_pointer(folder / weights, f"{weights} of {name}")
