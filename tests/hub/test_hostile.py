@@ -233,6 +233,27 @@ def test_a_config_that_would_fill_the_memory(fields: dict[str, Any], model_folde
             door(model_folder)
 
 
+def test_a_processor_reads_no_file_of_another_place(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "private.json").write_text('{"0": {"name": "secret", "isthing": 1}}')
+    settings = {"image_processor_type": "OneFormerImageProcessor", "repo_path": str(tmp_path)}
+    for place in ({"class_info_file": "private.json"}, {"inner": {"class_info_file": str(tmp_path / "private.json")}}):
+        (model_folder / "preprocessor_config.json").write_text(json.dumps(settings | place))
+        with pytest.raises(UserError, match=r"refers to another repository \(class_info_file: .*private\.json"):
+            load_model(model_folder)
+
+
+def test_a_card_shares_pictures_alone(model_folder: Path, tmp_path: Path) -> None:
+    for name in (".env", "notes.txt", "mine.PNG"):
+        (model_folder / name).write_text("private")
+    (model_folder / "README.md").write_text(
+        "---\nlicense: mit\n---\n![a](.env) <img src='notes.txt'> ![b](./mine.PNG)\n"
+    )
+    (tmp_path / "scratch").mkdir()
+    files = collect(model_folder, REPO, scratch=tmp_path / "scratch").files
+    assert "mine.PNG" in files
+    assert not files.keys() & {".env", "notes.txt"}
+
+
 @pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation_internal", "experts_implementation"])
 @pytest.mark.parametrize("value", ["mallory/kernel", {"": "mallory/kernel"}, {"backbone_config": "mallory/kernel:run"}])
 def test_a_function_of_the_hub_is_not_fetched(field: str, value: Any, model_folder: Path) -> None:

@@ -72,6 +72,7 @@ _GPS = 0x8825  # number of the EXIF tag that holds the GPS data
 HANDLER, REQUIREMENTS = "handler.py", "requirements.txt"
 _SIGNATURE = b" SHA-256 of all above: "  # in the handler's last line
 _SERVED_BY = ("torch", "torchvision", "transformers", "safetensors", "numpy")
+_PICTURE = re.compile(r"\.(png|jpe?g|svg|gif|webp|avif|bmp|tiff?)$", re.IGNORECASE)
 _RUNTIME = re.compile(r"ort[\w.-]*\.(mjs|wasm)")
 _Sources = dict[str, Path | bytes]
 
@@ -483,4 +484,5 @@ def _parse_plots(card: str) -> set[str]:
     """Return the relative paths of all images in a card's Markdown and HTML."""
     sources: list[str] = re.findall(r"!\[(?:\\.|[^\\\]])*\]\(([^)\s]+)", card)
     sources += re.findall(r"<img[^>]*\ssrc=[\"']([^\"']+)", card)
-    return {name.removeprefix("./") for name in sources if "://" not in name and not name.startswith("data:")}
+    local = [name.removeprefix("./") for name in sources if "://" not in name and not name.startswith("data:")]
+    return {name for name in local if _PICTURE.search(name)}  # a stranger's card may name any other file
