@@ -21,8 +21,9 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        cells = (f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in self.overview().items())
-        return f"<table><caption>{type(self).__name__}</caption>{''.join(cells)}</table>"
+        cells = (map(html.escape, map(str, item)) for item in self.overview().items())
+        rows = "".join("<tr><th>{}</th><td>{}</td></tr>".format(*texts) for texts in cells)
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
 
 def shorten_list(names: list[str], most: int = 10) -> str:
@@ -53,7 +54,3 @@ def make_progress_bar(title: str, unit: str = "", is_hidden: bool = False) -> "P
     console = Console(stderr=True)
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=is_hidden or not console.is_terminal)
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))

@@ -281,19 +281,17 @@ def _read(source: Any, name: str, downloads: "_Downloads") -> Image.Image:
     if isinstance(source, str):
         is_url = re.match(r"https?:", source, re.IGNORECASE)
         source = downloads.read(source) if is_url else _decode_text(source, name)
+    if not isinstance(source, bytes | bytearray | Image.Image):
+        raise ValueError(f"{name} is of type {type(source).__name__}; {INPUTS}")
     try:
-        if isinstance(source, bytes | bytearray):
+        if not isinstance(source, Image.Image):
             if len(source) > MAX_BYTES:
                 raise ValueError(f"it has {len(source):,} bytes; the limit is {MAX_BYTES:,}")
             Image.init()
             source = Image.open(io.BytesIO(source), formats=[name for name in FORMATS if name in Image.OPEN])
-        if not isinstance(source, Image.Image):
-            raise TypeError(f"{name} is of type {type(source).__name__}; {INPUTS}")
         if source.width * source.height > MAX_PIXELS:
             raise ValueError(f"it has {source.width}x{source.height} px; the limit is {MAX_PIXELS:,} px")
         return _to_rgb(source)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
     except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, ValueError, struct.error, ...
         reason = "its format is unknown" if isinstance(error, Image.UnidentifiedImageError) else f"{error!s:.200}"
         raise ValueError(f"{name} is not a readable image: {reason}") from error
