@@ -119,6 +119,13 @@ def test_training_images_in_a_test_folder_are_told(trained, command, tmp_path):
     assert record.values["trained_images"] == 5
     assert f"5 of the {total} images were training images" in (folder / "README.md").read_text()
     assert indexed(folder) == metadata, "no number for others to compare by"
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / "training_images.txt").unlink()
+    for name, options in {"compare": ("--no-robustness", "--speed-turns", 0), "diff": ()}.items():
+        words = (name, folder, other, "--data", tmp_path / "holdout", "--output", tmp_path / name, *options)
+        code, out, _ = command(*words)
+        assert (code, out.count("training images")) == (0, 1)
+        assert f"{folder.name}: 5 of the {total} images were training images, so the result is too good" in out
 
 
 def test_what_a_base_or_an_ingredient_learnt_from_is_told_of_its_heirs(trained, make_colours, command, tmp_path):
@@ -126,8 +133,13 @@ def test_what_a_base_or_an_ingredient_learnt_from_is_told_of_its_heirs(trained, 
     heir, soup = tmp_path / "heir", tmp_path / "soup"
     others = make_colours(tmp_path / "others", colours={"blue": (0, 0, 9), "green": (0, 9, 0), "red": (9, 0, 0)})
     finetune(str(folder), str(others), heir, **SETTINGS)
-    assert command("soup", folder, heir, "--output", soup)[0] == 0
-    count = load_data(str(data)).num_examples("train")
+    for split in ("train", "validation", "test"):
+        shutil.copytree(data, tmp_path / "leaky" / split)
+    code, out, _ = command("soup", folder, heir, "--output", soup, "--data", tmp_path / "leaky")
+    count, total = load_data(str(data)).num_examples("train"), len([*data.rglob("*.png")])
+    assert code == 0
+    for split in ("validation", "test"):
+        assert f"warning: {split} split: {count} of the {total} images were training images" in out
     for model in (heir, soup):
         _, _, err = command("evaluate", model, "--data", data, "--split", "train")
         assert f"warning: {count} of the {count} images were training images" in err

@@ -26,6 +26,7 @@ from hf_vit.repositories.reading import COUNTER
 from hf_vit.results.facts import DataFact
 from hf_vit.results.figures import save_figure
 from hf_vit.results.redaction import redact_values
+from hf_vit.results.trained_images import note_trained
 from hf_vit.writing import explain_write_errors, write_atomically
 
 if TYPE_CHECKING:
@@ -201,6 +202,7 @@ class Difference(Displayed):
         layers: all layers in the order of the first model, followed by those that only the second model has.
         data: the images that both models classified, if data was given.
         accuracy: the comparison of their predictions, if data was given.
+        notes: which of the models was trained on these images.
     """
 
     models: tuple[str, str]
@@ -209,6 +211,7 @@ class Difference(Displayed):
     layers: list[LayerDifference]
     data: DataFact | None = None
     accuracy: PairedAccuracy | None = None
+    notes: tuple[str, ...] = ()
 
     def overview(self) -> dict[str, object]:
         """Return the numbers of differing fields and layers, and the accuracies if both models were evaluated."""
@@ -245,7 +248,7 @@ class Difference(Displayed):
             ["McNemar's exact test", f"p = {self.accuracy.p_value:.3g}", ""],
         ]
         title = f"{self.data.name}, split {self.data.split}, {self.accuracy.num_images:,} images"
-        return [*tables, Table(header, accuracy_rows, title)]
+        return [*tables, Table(header, accuracy_rows, title), *(Table([], [], note) for note in self.notes)]
 
     def save(self, output: str | os.PathLike[str]) -> None:
         """Write diff.json to a folder, and disagreements.png if the predictions differ.
@@ -263,7 +266,7 @@ class Difference(Displayed):
             "layers": list(map(asdict, self.layers)),
         }
         if self.accuracy is not None and self.data is not None:
-            content |= {"data": self.data.model_dump(), "accuracy": self.accuracy.to_json()}
+            content |= {"data": self.data.model_dump(), "accuracy": self.accuracy.to_json(), "notes": self.notes}
         if self.accuracy is not None and self.accuracy.examples:
             save_figure(self.accuracy.draw(), folder / PLOT_FILE)
         else:
@@ -315,7 +318,13 @@ def diff(
     inputs = (images, split, num_images, batch_size, seed, progress)
     examinations = [Examination(keep_own_sizes(loaded), *inputs) for loaded in models]
     accuracy = compare_predictions(*examinations)
-    return replace(difference, data=examinations[0].fact(accuracy.num_images), accuracy=accuracy)
+    notes = tuple(
+        f"{name}: {note}"
+        for name, loaded in zip(names, models, strict=True)
+        if loaded.folder is not None
+        for note in note_trained(loaded.folder, examinations[0].list_digests())
+    )
+    return replace(difference, data=examinations[0].fact(accuracy.num_images), accuracy=accuracy, notes=notes)
 
 
 def _read_configuration(loaded: LoadedModel) -> dict[str, str]:

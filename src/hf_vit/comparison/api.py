@@ -52,6 +52,7 @@ from hf_vit.loading.pixels import PixelScale
 from hf_vit.results.documents import list_differing_fields
 from hf_vit.results.facts import DataFact, append_record, is_recorded, lock_folder, make_record
 from hf_vit.results.figures import save_figure
+from hf_vit.results.trained_images import note_trained
 from hf_vit.speed.measuring import BUSY, count_flops, measure_forwards
 from hf_vit.writing import explain_write_errors, is_writable, reject_url, write_atomically
 
@@ -195,7 +196,7 @@ def measure_model(
     split = inputs.data.split or ""
     examination = Examination(loaded, data, split, None, settings.batch_size, settings.seed, progress)
     attacks = settings.epsilons if loaded.is_differentiable else ()
-    notes: list[str] = []
+    notes = [] if loaded.folder is None else note_trained(loaded.folder, examination.list_digests())
     if inputs.model.judged_by == PROBE:
         head, strength = fit_probe(examination, settings.probe_images)
         loaded = replace(loaded, model=ProbedForImageClassification(loaded.model, head, data.label_names).eval())

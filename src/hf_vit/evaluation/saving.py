@@ -14,7 +14,7 @@ from hf_vit.families import get_problem_type
 from hf_vit.loading.optimizing import record_engine
 from hf_vit.results.facts import Facts, Record, append_record, make_record, redact_json
 from hf_vit.results.figures import save_figure
-from hf_vit.results.trained_images import count_trained
+from hf_vit.results.trained_images import count_trained, note_trained
 from hf_vit.writing import is_writable, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -144,13 +144,8 @@ def collect_warnings(
     """
     digests = examination.list_digests()
     data = examination.data
-    trained_images = count_trained(folder, digests)
     training = Facts.load(folder).find_latest("training")
-    warnings = list[str]()
-    if trained_images:
-        warnings.append(
-            f"{trained_images:,} of the {len(digests):,} images were training images, so the result is too good"
-        )
+    warnings = note_trained(folder, digests)
     if training is not None and training.data is not None and training.data.name == data.name:
         is_same_kind = bool(training.values.get("streaming")) == bool(data.readers)
         old_fingerprint = training.data.fingerprint
@@ -164,7 +159,7 @@ def collect_warnings(
         warnings.append(MULTI_LABEL_WARNING)
     input_settings = {name: settings[name] for name in _INPUT_SETTINGS if name in settings}
     warnings += [_INPUT_SETTINGS[name].format(value) for name, value in input_settings.items()]
-    values = {"warnings": warnings, "trained_images": trained_images, "fed": input_settings}
+    values = {"warnings": warnings, "trained_images": count_trained(folder, digests), "fed": input_settings}
     return {name: value for name, value in values.items() if value}
 
 

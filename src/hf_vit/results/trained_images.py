@@ -4,7 +4,7 @@ The file is not published: with it, anyone who has an image could find out wheth
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hf_vit.writing import write_atomically
@@ -27,6 +27,13 @@ def count_trained(folder: str | os.PathLike[str], digests: Iterable[str]) -> int
     """Return how many of these images the model in a folder is known to have been trained on."""
     trained_digests = _read_digests(Path(folder))
     return sum(digest[:_DIGITS] in trained_digests for digest in digests)
+
+
+def note_trained(folder: str | os.PathLike[str], digests: Sequence[str]) -> list[str]:
+    """Return a warning if the model in a folder was trained on some of these images that it is evaluated on."""
+    count = count_trained(folder, digests)
+    note = f"{count:,} of the {len(digests):,} images were training images, so the result is too good"
+    return [note] if count else []
 
 
 def _read_digests(folder: Path) -> set[str]:

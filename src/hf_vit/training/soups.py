@@ -23,7 +23,7 @@ from hf_vit.loading.model import PROBE, LoadedModel, load_model
 from hf_vit.loading.pixels import keep_own_sizes
 from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import append_record, make_record
-from hf_vit.results.trained_images import write_trained
+from hf_vit.results.trained_images import note_trained, write_trained
 from hf_vit.training.trainer.distributed import get_local_parts
 from hf_vit.training.trainer.weights import widen
 from hf_vit.writing import explain_write_errors
@@ -160,6 +160,9 @@ def make_soup(
             append_record(folder, make_record("training", **facts))
             if test is not None:
                 save_protocol(test, folder=folder, command=command, device=device)
+                for split in ("validation", "test"):
+                    for warning in note_trained(folder, replace(test.examination, split=split).list_digests()):
+                        report_line(f"warning: {split} split: {warning}")
             write_card(folder)
     return soup
 
