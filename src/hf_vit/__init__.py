@@ -15,7 +15,8 @@ __version__ = "0.2.0"
 __getattr__, __dir__, __all__ = make_lazy_names(__name__, __file__)
 
 # `python -m hf_vit` imports this before the program, whose help needs no library; its commands register themselves.
-if sys.argv[:1] != ["-m"]:
+# argv[0] is "-m" also while the package of another module that runs so is imported.
+if sys.argv[:1] != ["-m"] or sys.orig_argv[-len(sys.argv)] != "hf_vit":
     from hf_vit.families import register
 
     register()

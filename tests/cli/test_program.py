@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Annotated
 from unittest.mock import Mock
@@ -152,6 +153,16 @@ def test_python_m_prints_no_foreign_line_and_imports_nothing_for_help():
     done = subprocess.run([*program, "--help"], capture_output=True, text=True)
     assert (done.returncode, "finetune" in done.stdout) == (0, True)
     assert not re.findall(r"\| +(transformers|torch|numpy)$", done.stderr, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("module", "registers"), [("hf_vit", False), ("mine.train", True)])
+def test_python_m_of_a_package_that_imports_this_one_registers_the_families(module, registers, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["-m", "--steps"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", module, "--steps"])
+    register = Mock()
+    monkeypatch.setattr("hf_vit.families.register", register)
+    hf_vit.__spec__.loader.exec_module(module_from_spec(hf_vit.__spec__))
+    assert register.called is registers
 
 
 def read(command, words):
