@@ -121,6 +121,11 @@ class Command(TyperCommand):
         is_terminal = sys.stderr.isatty()
         if is_terminal:
             print(f"{ctx.command_path}: loading libraries ...", end="\r", file=sys.stderr, flush=True)
+        try:
+            tempfile.gettempdir()  # torch cannot be imported without one
+        except FileNotFoundError:
+            problem = "no folder for temporary files can be written; free some space, or set TMPDIR to another folder"
+            raise typer.TyperException(problem) from None
         from hf_vit.environment import require
         from hf_vit.families import register
 
@@ -154,8 +159,7 @@ class Command(TyperCommand):
                 if param.name in _OUTPUT_OPTIONS and value is not None:
                     path = _follow_link(value)
                     context.params[param.name] = path
-                    reason = find_obstacle(path)
-                    if reason is not None:
+                    if reason := find_obstacle(path):
                         message = f"{_get_flag(param)} {value} cannot be written ({reason}); choose another path"
                         raise typer.TyperException(message)
                 if isinstance(value, int) and abs(value) > _MAX_INTEGER:

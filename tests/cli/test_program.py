@@ -1,5 +1,6 @@
 """The program's entry: quick answers, how commands are given what they need, what is said of a typing error."""
 
+import errno
 import json
 import logging
 import os
@@ -353,6 +354,13 @@ def test_a_working_folder_that_is_gone_is_told_in_a_line(command, monkeypatch, t
     code, out, err = command("recipes")
     monkeypatch.chdir(tmp_path)
     assert (code, out, err) == (1, "", "hf-vit: the working directory was deleted; change to another one with cd\n")
+
+
+def test_a_machine_without_a_folder_for_temporary_files_is_told_in_a_line(fails, monkeypatch):
+    problem = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+    with monkeypatch.context() as patched:  # pytest needs such a folder
+        patched.setattr("tempfile.gettempdir", Mock(side_effect=problem))
+        fails(["recipes"], "no folder for temporary files", "set TMPDIR")
 
 
 def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path):
