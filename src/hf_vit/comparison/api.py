@@ -259,18 +259,15 @@ def _measure_accuracy(examination: Examination) -> dict[str, Any]:
     top5 is None for fewer than five classes, and the loss if the true class of an image has the logit `NEVER`.
     """
     sums = ReliabilitySums()
-    hits = np.zeros(2, dtype=int)
-    images = 0
-    classes = 0
+    num_top5 = classes = 0
     is_finite = True
     for logits, labels in examination.iterate_logits(examination.split):
         is_finite &= bool((logits.gather(1, labels[:, None]) > NEVER / 2).all())
         sums.add(logits.double().numpy(), labels.numpy())
-        is_hit = find_largest(logits, 5) == labels[:, None]
-        hits += int(is_hit[:, 0].sum()), int(is_hit.sum())
-        images += len(labels)
+        num_top5 += int((find_largest(logits, 5) == labels[:, None]).sum())
         classes = logits.shape[1]
-    top1, top5 = (estimate_share(int(count), images) for count in hits)
+    images = int(sums.bins.images.sum())
+    top1, top5 = (estimate_share(count, images) for count in (int(sums.bins.hits.sum()), num_top5))
     result = sums.result()
     loss = result.loss if is_finite else None
     return {"top1": top1, "top5": top5 if classes >= 5 else None, "loss": loss, "ece": result.ece}
