@@ -484,5 +484,5 @@ def _parse_plots(card: str) -> set[str]:
     """Return the relative paths of all images in a card's Markdown and HTML."""
     sources: list[str] = re.findall(r"!\[(?:\\.|[^\\\]])*\]\(([^)\s]+)", card)
     sources += re.findall(r"<img[^>]*\ssrc=[\"']([^\"']+)", card)
-    local = [name.removeprefix("./") for name in sources if "://" not in name and not name.startswith("data:")]
-    return {name for name in local if _PICTURE.search(name)}  # a stranger's card may name any other file
+    # A stranger's card may name any other file.
+    return {name.removeprefix("./") for name in sources if "://" not in name and _PICTURE.search(name)}

@@ -205,7 +205,7 @@ def get_timm_label_names(model: nn.Module) -> list[list[str]]:
     stored_names = config.get("label_names")
     if isinstance(stored_names, list | tuple) and len(stored_names) == model.num_classes:
         names = [str(name) for name in stored_names]
-        words = config.get("label_descriptions")
+        words: Any = config.get("label_descriptions")
         has_words = isinstance(words, dict) and set(names) <= set(words)
         return [names, [str(words[name]) for name in names]] if has_words else [names]
     subset = infer_imagenet_subset(model)

@@ -223,7 +223,6 @@ def _read_index(index: Path, name: str) -> list[str]:
         raise UserError(f"{problem}; save the model again with save_pretrained")
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     for file in files:
-        check_file_name(file, f"{index.name} of {name}")
         if not re.fullmatch(r"[\w-][\w.-]{0,199}", file) or not file.endswith(suffix):
             problem = f"{index.name} of {name} lists {file[:80]!r}, which is not a {suffix} file in its folder"
             raise UserError(f"{problem}; save the model again with save_pretrained")
