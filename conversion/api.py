@@ -431,7 +431,7 @@ def convert(
                 with explain_write_errors(Path(report or "")):
                     report_file.write_text(build_report(plan, reader.shapes), encoding="utf-8")
             prepare_output(output_folder, force, folder.parent)  # check again, before the report is delivered
-    return ConversionResult(Path(output), plan, weights.rounded, verification, seconds)
+    return ConversionResult(Path(output).expanduser(), plan, weights.rounded, verification, seconds)
 
 
 def _check_report_path(report: str | Path, output: Path) -> Path:

@@ -149,7 +149,7 @@ def export(
             with explain_write_errors(output_folder):
                 append_record(folder, make_record("conversion", values=values, seconds=time.perf_counter() - start))
     int8 = None if quantization is None else quantization.describe()
-    return ExportResult(Path(output), to, difference, measured_with, int8)
+    return ExportResult(Path(output).expanduser(), to, difference, measured_with, int8)
 
 
 def _find_mode(to: str, quantize: str | None, calibrate: str | None) -> Mode | None:

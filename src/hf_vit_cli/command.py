@@ -157,8 +157,7 @@ class Command(TyperCommand):
                 if isinstance(value, str | Path) and is_device_or_pipe(value):
                     context.fail(f"{_get_flag(param)} {value} is a device or a pipe; give a file or a folder")
                 if param.name in _OUTPUT_OPTIONS and value is not None:
-                    path = _follow_link(value)
-                    context.params[param.name] = path
+                    path = context.params[param.name] = _resolve_output(value)
                     if reason := find_obstacle(path):
                         message = f"{_get_flag(param)} {value} cannot be written ({reason}); choose another path"
                         raise typer.TyperException(message)
@@ -196,10 +195,10 @@ class Command(TyperCommand):
         return [*chain(*values[:first_unnamed]), *other_words, *chain(*values[first_unnamed:])]
 
 
-def _follow_link(value: str | Path) -> str | Path:
-    """Return the target of a link to a file, which is the file to write; other paths are returned unchanged."""
-    is_link = os.path.islink(value) and os.path.isfile(value)
-    return type(value)(os.path.realpath(value)) if is_link else value
+def _resolve_output(value: str | Path) -> str | Path:
+    """Return the path to write: in the home folder for ~, which shells keep in --output=~/x, and a link's target."""
+    path = os.path.expanduser(value)
+    return type(value)(os.path.realpath(path) if os.path.islink(path) and os.path.isfile(path) else path)
 
 
 def _replace_old_name(word: str) -> str:

@@ -363,13 +363,16 @@ def test_a_machine_without_a_folder_for_temporary_files_is_told_in_a_line(fails,
         fails(["recipes"], "no folder for temporary files", "set TMPDIR")
 
 
-def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path):
+def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "rows.csv").touch()
     (tmp_path / "rows.csv").symlink_to("elsewhere/rows.csv")
-    words = ["model", "images", "--output", str(tmp_path / "rows.csv")]
-    typed = COMMANDS["predict"].make_context("predict", words).params
-    assert Path(typed["output"]) == tmp_path / "elsewhere" / "rows.csv"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for output in (str(tmp_path / "rows.csv"), "~/rows.csv"):
+        typed = COMMANDS["predict"].make_context("predict", ["model", "images", f"--output={output}"]).params
+        assert Path(typed["output"]) == tmp_path / "elsewhere" / "rows.csv"
+    typed = COMMANDS["soup"].make_context("soup", ["a", "b", "--output=~/soup"]).params
+    assert typed["output"] == tmp_path / "soup"
 
 
 def _typed(*arguments: str) -> str:

@@ -47,9 +47,10 @@ def load(folder):
     return AutoModelForImageClassification.from_pretrained(folder)
 
 
-def test_a_uniform_soup_is_the_mean_of_its_ingredients(shelf, tmp_path):
+def test_a_uniform_soup_is_the_mean_of_its_ingredients(shelf, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     folders = [shelf / name for name in ("seed-0", "seed-1", "seed-2")]
-    soup = make_soup(folders, tmp_path / "soup")
+    soup = make_soup(folders, "~/soup")
     expected = [weights(folder) for folder in folders]
     for name, value in weights(tmp_path / "soup").items():
         mean = np.mean([one[name] for one in expected], axis=0)

@@ -357,7 +357,7 @@ def analyze(
             for name in applicable:
                 _measure(ANALYSES[name](context), run)
             return run
-        folder = Path(output)
+        folder = Path(output).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         with lock_folder(folder, wait=False):  # two runs in one folder could mix their files
             _run_analyses(applicable, run, context, folder, picture_format, report or (lambda line: None))
@@ -577,7 +577,7 @@ def analyze_stages(
     """
     folders = stage_folders(source)
     settings = settings or AnalysisSettings()
-    output = Path(output)
+    output = Path(output).expanduser()
     if not folders:
         raise UserError(
             f"{source} holds no checkpoint-<step> folders with weights; give the output folder of a training "

@@ -256,7 +256,7 @@ class Difference(Displayed):
         Raises:
             UserError: the folder or a file cannot be written.
         """
-        folder = Path(output)
+        folder = Path(output).expanduser()
         with explain_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         content: dict[str, Any] = {

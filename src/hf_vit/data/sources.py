@@ -85,8 +85,8 @@ def refuse_output_in(data: object, output: str | os.PathLike[str] | None) -> Non
     """Raise UserError if the output is in the folder of the data, where the next command would read it as images."""
     if output is None or not isinstance(data, str | os.PathLike) or is_builtin(str(data)):
         return
-    outer, inner = (f"{str(to_path(path).expanduser().resolve()).rstrip('/')}/" for path in (data, output))
-    if inner.startswith(outer) and is_folder(to_path(data).expanduser()):
+    outer, inner = (f"{str(to_path(path).resolve()).rstrip('/')}/" for path in (data, output))
+    if inner.startswith(outer) and is_folder(to_path(data)):
         raise UserError(f"the output {output} is in the folder of the data, {data}; choose one outside that folder")
 
 
@@ -96,7 +96,7 @@ def resolve_source(source: str) -> DataSource:
         return DataSource("builtin", source)
     if not source.strip():
         raise UserError(f"the data source is an empty text; give a folder, parquet or tar files, {_KINDS}")
-    path = to_path(source).expanduser()
+    path = to_path(source)
     if is_store_url(source):
         return _resolve_url(path, source)
     return _resolve_local_path(path, source) or _resolve_hub_id(source)
@@ -222,7 +222,7 @@ def list_unlabeled_images(source: str) -> tuple[str, list[Path]]:
 
     A folder of tables or lists gives no images, because these list their images themselves; nor do other sources.
     """
-    root = to_path(source).expanduser()
+    root = to_path(source)
     name = root.resolve().name
     if not source.strip() or is_builtin(source) or not is_folder(root):  # an empty text would be the current folder
         return name, []

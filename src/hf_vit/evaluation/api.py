@@ -76,7 +76,8 @@ def evaluate(
             "make the folder writable"
         )
     if output is not None:
-        find_own_plots(Path(output) / f"{protocol.replace('-', '_')}.json")
+        output = Path(output).expanduser()
+        find_own_plots(output / f"{protocol.replace('-', '_')}.json")
         if isinstance(model, tuple):
             reason = "no file of results can name its weights (leave output out to measure it)"
             refuse_optimized(unwrap_model(cast("tuple[Any, Any]", model)[0]), reason)

@@ -88,7 +88,7 @@ def make_page(
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             with progress("fetching the runtime"):
                 copy_runtime(folder / "runtime", runtime)
-    return PageResult(Path(output), names, size / 1e6)
+    return PageResult(Path(output).expanduser(), names, size / 1e6)
 
 
 def shorten_names(models: Sequence[str | Path]) -> list[str]:

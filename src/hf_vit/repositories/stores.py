@@ -35,14 +35,14 @@ def to_path(name: str | os.PathLike[str]) -> Path:
     """Return a path object for a local path, a file:/// URL or a store URL (s3://BUCKET/...); it need not exist.
 
     Returns:
-        A `Path`, or a path of universal_pathlib, which has the same methods.
+        A `Path`, with the home folder for ~, or a path of universal_pathlib, which has the same methods.
 
     Raises:
         UserError: the URL's scheme is unknown, or a library is missing.
     """
     text = str(name)
     if "://" not in text:
-        return Path(name)
+        return Path(os.path.expanduser(name))
     if text.startswith("file:///"):
         return Path(unquote(urlsplit(text).path))
     if not is_store_url(text):

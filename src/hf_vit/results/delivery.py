@@ -33,7 +33,7 @@ def prepare_output(output: str | Path, force: bool | None = None, ignored_path: 
         UserError: the folder holds other files, or the path cannot be a folder.
     """
     reject_url(output)
-    output = Path(output)
+    output = Path(output).expanduser()
     with explain_write_errors(output):
         target = Path(os.path.realpath(output))
         with suppress(FileNotFoundError, NotADirectoryError):

@@ -109,7 +109,7 @@ def make_soup(
         UserError: there are fewer than two models, or they differ in more than their weights.
     """
     report_line = report or (lambda line: None)
-    output = Path(output)
+    output = Path(output).expanduser()
     if len(models) < 2:
         raise UserError(f"a model soup averages at least 2 models, but {len(models)} was given; name another model")
     if greedy and data is None:
