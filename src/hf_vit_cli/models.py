@@ -34,10 +34,10 @@ def models(
     listing = list_models(places or (), search=search, family=family, data=judged_on, max_parameters=max_parameters)
     if output is not None:
         listing.save_page(output)
-        print_safely(f"{format_count(len(listing.entries), 'model')} in {output}")
-    elif as_json:
+        print_safely(f"{format_count(len(listing.entries), 'model')} in {output}", err=as_json)
+    if as_json:
         typer.echo(listing.to_json())
-    else:
+    elif output is None:
         print_tables(listing.tables())
         if checkpoints:
             for entry in listing.entries:

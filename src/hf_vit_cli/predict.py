@@ -58,6 +58,8 @@ def predict(
     from hf_vit.errors import UserError
     from hf_vit.evaluation import predict as run
 
+    if as_json and output is not None:
+        raise UserError(f"--json prints predictions, but --output {output} takes them; leave one of them out")
     predictions = run(**values, report=lambda line: print_safely(f"note: {line}", err=True))
     unreadable = [prediction for prediction in predictions if prediction.problem is not None]
     if output is None:

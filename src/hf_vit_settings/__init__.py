@@ -264,9 +264,7 @@ class Recipe:
         if (self.epochs is None) == (self.steps is None):
             problem = "the length of the training is missing; give epochs or steps (--epochs or --steps)"
         elif self.tune == "lora" and self.average_decay is not None:
-            problem = (
-                "--average-decay cannot be combined with --tune lora; leave --average-decay out, or use --tune all"
-            )
+            problem = "an EMA (--average-decay) does not work with --tune lora; use --tune all, or another --recipe"
         elif self.min_learning_rate and self.schedule not in ("cosine", "warmup_stable_decay"):
             problem = (
                 f"the schedule {self.schedule} ends at a learning rate of 0, but min_learning_rate is "
@@ -324,6 +322,8 @@ class Recipe:
         changes = {name: value for name, value in new_values.items() if name not in AUGMENTATION_FIELDS}
         if "epochs" in changes or "steps" in changes:  # one replaces the recipe's other
             changes = {"epochs": None, "steps": None, **changes}
+        if changes.get("loss") == "ce":  # has no use for the threshold of a recipe with bce
+            changes = {"bce_threshold": None, **changes}
         augmentation = {
             name: None if value == _OFF.get(name) else value
             for name, value in new_values.items()
@@ -333,7 +333,12 @@ class Recipe:
             augmentation = {**dict.fromkeys(_CROPS), **augmentation}
         if augmentation:
             changes["augmentation"] = dataclasses.replace(self.augmentation, **augmentation)
-        return dataclasses.replace(self, **changes)
+        recipe = dataclasses.replace(self, **changes)
+        for name, tune in {"tuned_blocks": "last-blocks", "lora_rank": "lora", "lora_alpha": "lora"}.items():
+            if name in changes and recipe.tune not in (tune, "auto"):
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{option} only works with --tune {tune}; add --tune {tune}, or leave {option} out")
+        return recipe
 
     def settings(self) -> dict[str, Any]:
         """Return all values but the summary in one flat dictionary, for facts and `hf-vit recipes`."""

@@ -112,8 +112,10 @@ def test_folders(tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch) 
     assert [(data, [Path(entry.name).name for entry, _ in rows]) for data, rows in board] == [
         ("digits, split test", ["better", ":dog:é", "worse"])
     ]
-    code, out, err = command("models", tmp_path, "--json", "--judged-on", "digits")
-    assert code == 0, err
+    code, out, err = command(
+        "models", tmp_path, "--json", "--judged-on", "digits", "--output", tmp_path / "digits.html"
+    )
+    assert (code, err) == (0, f"3 models in {tmp_path / 'digits.html'}\n")
     assert out.isascii(), "JSON in any encoding of the output"
     told = json.loads(out)
     assert [(entry["kind"], entry["scores"][0]["value"], entry["scores"][0]["source"]) for entry in told] == [

@@ -193,6 +193,8 @@ def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, da
     alone = ImageData("colours", "", {"test": data.split("test")}, data.label_names)
     with pytest.raises(UserError, match="has no split 'train'"):
         run(saved, alone, tmp_path / "out", "vit", "igpt", probe=True)
+    with pytest.raises(UserError, match="--image-size only works with built-in data"):
+        run(saved, alone, tmp_path / "out", "vit", "igpt", image_size=(16, 16))
     words = ("--data", "digits", "--output", tmp_path / "out")
     fails(("compare", saved.source("vit"), "nowhere/at/all", *words), "there is no file or folder nowhere/at/all")
 

@@ -285,6 +285,7 @@ def test_predict_refuses_in_one_line_or_leaves_bad_images_out(command, fails, sa
         assert path.name in line
     fails(("predict", model, address), f"{address} has an unknown scheme; give")
     fails(("predict", model, good, "--output", tmp_path / "t.xlsx"), "ends in .csv or .parquet")
+    fails(("predict", model, good, "--output", tmp_path / "t.csv", "--json"), "leave one of them out")
     pattern = tmp_path / "*.jpg"
     fails(("predict", model, pattern, "--output", tmp_path / "t.csv"), f"no image matches {pattern}")
     fails(("predict", tmp_path / "no model", pattern), f"no image matches {pattern}")  # before the model is loaded

@@ -48,6 +48,7 @@ def test_override_changes_only_what_is_given():
     assert (padded.random_crop, padded.random_resized_crop, padded.auto_augment) == (4, None, None)
     off = find_recipe("noisy-student").override(random_crop=0, randaugment=(0, 0)).augmentation
     assert (off.random_crop, off.randaugment, off.random_resized_crop) == (None, None, (0.5, 1.0))
+    assert find_recipe("rsb-a1").override(loss="ce").bce_threshold is None
     resized = find_recipe("deit3-i21k").override(random_resized_crop=(0.5, 1.0)).augmentation
     assert (resized.random_crop, resized.random_resized_crop) == (None, (0.5, 1.0))
 
@@ -63,7 +64,9 @@ def test_override_changes_only_what_is_given():
         (dict(schedule="cosin"), "schedule"), (dict(horizontal_flip=2.0), "horizontal_flip"),
         (dict(leaning_rate=1.0), "did you mean learning_rate"), (dict(steps=7, epochs=1), "--epochs or --steps out"),
         (dict(sam_micro_batches=True), "--sam-micro-batches only works with --sam-rho"),
-        (dict(tune="lora", average_decay=0.99), "^--average-decay cannot be combined with --tune lora"),
+        (dict(tune="lora", average_decay=0.99), r"^an EMA \(--average-decay\) does not work with"),
+        (dict(tune="head", lora_rank=4), "--lora-rank only works with --tune lora"),
+        (dict(tuned_blocks=4), "--tuned-blocks only works with --tune last-blocks; add"),
         (dict(bce_threshold=0.2), "only works with --loss bce"), (dict(tune="heads"), "'lora' or 'auto'"),
         (dict(layer_decay=1.5), "less than or equal to 1"), (dict(sam_rho=-1.0), "sam_rho = -1.0"),
         (dict(schedule="linear", min_learning_rate=1e-5), "linear ends at a learning rate of 0"),

@@ -156,10 +156,10 @@ def test_a_run_of_a_version_without_an_option_has_its_default(train, short, kill
     output = killed(short, "again", lost=0)
     run = output / "checkpoints" / "run.json"
     settings = json.loads(run.read_text())
-    assert (settings.pop("tuned_blocks"), settings.pop("image_mean")) == (2, [0.5] * 3)
+    assert (settings.pop("momentum"), settings.pop("image_mean")) == (0.9, [0.5] * 3)
     run.write_text(json.dumps(settings))
-    with pytest.raises(UserError, match=r"but tuned_blocks was 2 and is now 1; give"):
-        train(output, resume=True, changes=SHORT | dict(tuned_blocks=1))
+    with pytest.raises(UserError, match=r"but momentum was 0.9 and is now 0.5; give"):
+        train(output, resume=True, changes=SHORT | dict(momentum=0.5))
     assert_same(train(output, resume=True, changes=SHORT), short)
 
 
@@ -384,6 +384,7 @@ def test_a_sweep_by_command(command, fails, tiny_checkpoint, colours, tmp_path):
         (("--sweep-rates", "a,b"), "is not a list of numbers"),
         (("--sweep-rates", "0.1,0.1"), "contain a duplicate"),
         (("--sweep-rates", "-1"), "greater than 0"),
+        (("--sweep-rates", "0.1,0.2", "--learning-rate", "0.1"), "leave --learning-rate out, or the sweep"),
         (("--recipe", "digits", "--lr-sweep"), "has no learning rates for --lr-sweep"),
     ):
         fails((*arguments, "--output", tmp_path / "no", *words), message)

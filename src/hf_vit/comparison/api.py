@@ -385,14 +385,16 @@ def compare(
     """
     settings = settings or ComparisonSettings()
     report = report or (lambda line: None)
-    folder = Path(output)
+    folder = Path(output).expanduser()
     refuse_output_in(data, folder)
+    is_sized = not isinstance(data, ImageData) and is_builtin(str(data))
+    if image_size is not None and not is_sized:
+        raise UserError("--image-size only works with built-in data; leave it out, as every model resizes other images")
     if runner == "ray" and not all(isinstance(model, str | PathLike) for model in models):
         raise UserError("Ray cannot load a model object; give folders or Hub ids, or leave runner='ray' out")
     with restored_modes(*models), ExitStack() as lock:  # held after Ray is disconnected, until the tables are written
         with open_runner(runner, address, device) as ray:
             loaded = load_models(models, device)
-            is_sized = not isinstance(data, ImageData) and is_builtin(str(data))
             size = _choose_image_size(loaded, image_size) if is_sized else None
             columns: dict[str, Any] = dict(image_column=image_column, label_column=label_column)
             columns |= dict(splits=[split, *(("train", "validation") if probe else ())], hash_others=True)

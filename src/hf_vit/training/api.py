@@ -114,6 +114,8 @@ def finetune(
     task_key = _find_task(task, head, head_width, distillation, self_training)
     job = _make_job(task_key, model, data, output, recipe, options, command, settings)
     run_options = job.options
+    if lr_sweep is not False and settings.get("learning_rate") is not None:
+        raise UserError("a sweep tries learning rates of its own; leave --learning-rate out, or the sweep")
     rates = _find_rates(job.recipe, task, lr_sweep, runner)
     if task != "classification":
         training_task = TASKS[task](head or find_dense_head(job.model_name, task), head_width)
@@ -185,7 +187,7 @@ def _make_job(
     if isinstance(data, ImageData):
         run_options = replace(run_options, streaming=bool(data.readers))
     keeps_evaluations = settings.get("evaluations") is not None
-    return Job(source, data_name, Path(output), changed, run_options, command, keeps_evaluations)
+    return Job(source, data_name, Path(output).expanduser(), changed, run_options, command, keeps_evaluations)
 
 
 def pretrain(
