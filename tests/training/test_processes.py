@@ -196,14 +196,22 @@ def test_batches_that_processes_cannot_share(monkeypatch):
         micro_batch_size(12, 3)
 
 
-def test_example_configurations_say_what_they_are_called():
-    """accelerate reads them, and what they ask of FSDP2 is what the sharded training below is started with."""
+def test_example_configurations_say_what_they_are_called(monkeypatch):
+    """accelerate starts several processes; what they ask of FSDP2 is what the sharded training below starts with."""
+    from accelerate.commands import launch
     from accelerate.commands.config.config_args import load_config_from_file
 
     examples = TESTS.parent / "examples" / "accelerate"
     found = {path.stem: load_config_from_file(str(path)) for path in examples.glob("*.yaml")}
     kinds = {name: config.distributed_type.value for name, config in found.items()}
-    assert kinds == {"ddp": "MULTI_GPU", "ddp_cpu": "MULTI_CPU", "fsdp2": "FSDP"}
+    assert kinds == {"ddp": "MULTI_GPU", "ddp_cpu": "MULTI_GPU", "fsdp2": "FSDP"}
+    started = {}
+    monkeypatch.setattr(
+        launch, "multi_gpu_launcher", lambda args: started.update({args.config_file: args.num_processes})
+    )
+    for path in examples.glob("*.yaml"):
+        launch.launch_command(launch.launch_command_parser().parse_args(["--config_file", str(path), "train.py"]))
+    assert {Path(path).stem: number for path, number in started.items()} == {"ddp": 8, "ddp_cpu": 2, "fsdp2": 8}
     for name, value in FSDP2.items():
         if name.startswith("FSDP_"):
             key = "fsdp_transformer_layer_cls_to_wrap" if name == "FSDP_TRANSFORMER_CLS_TO_WRAP" else name.lower()
