@@ -156,7 +156,7 @@ def test_a_run_of_a_version_without_an_option_has_its_default(train, short, kill
     output = killed(short, "again", lost=0)
     run = output / "checkpoints" / "run.json"
     settings = json.loads(run.read_text())
-    assert (settings.pop("momentum"), settings.pop("image_mean")) == (0.9, [0.5] * 3)
+    assert [settings.pop(name) for name in ("momentum", "architecture", "image_mean")] == [0.9, {}, [0.5] * 3]
     run.write_text(json.dumps(settings))
     with pytest.raises(UserError, match=r"but momentum was 0.9 and is now 0.5; give"):
         train(output, resume=True, changes=SHORT | dict(momentum=0.5))

@@ -18,7 +18,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -408,12 +408,7 @@ def record_run(run: Run) -> None:
             write_atomically(run.work / _FILES_NAME, json.dumps(run.data.files, indent=1, sort_keys=True) + "\n")
         return
     # A run of an earlier version lacks newer options, which leave everything as it was by default.
-    defaults = {
-        field.name: list(field.default) if isinstance(field.default, tuple) else field.default
-        for settings_class in (Recipe, AugmentationConfig)
-        for field in fields(settings_class)
-        if field.default is not MISSING
-    }
+    defaults = Recipe(name="", source="", summary="", learning_rate=1.0, batch_size=1, epochs=1.0).settings()
     newer = ("classes", "image_column", "label_column", *_SCALING)
     defaults |= {name: settings[name] for name in newer if name in settings}
     old_values = defaults | old_settings
