@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 
 _MAX_INTEGER = 2**32 - 1  # numpy's largest seed; no other integer option needs larger values
 _OUTPUT_OPTIONS = ("output", "report")
+# Of each group one option counts: a typed one replaces another in the file of --config.
+_EXCLUSIVE = (
+    {"epochs", "steps"},
+    {"learning_rate", "lr_sweep", "sweep_rates"},
+    {"random_resized_crop", "random_crop", "scale_jitter"},
+)
 _BOOLEAN_WORDS = ("true", "yes", "on", "1", "false", "no", "off", "0")
 # Command -> its extra, and the libraries of that extra that it always needs.
 _REQUIREMENTS = {
@@ -112,6 +118,10 @@ class Command(TyperCommand):
                 context.fail(f"{_get_flag(error.param)} '{value_text}': {error.message[:1].lower()}{error.message[1:]}")
             missing = [_get_flag(param) for param in self.params if param.required and param.name not in ctx.params]
             context.fail(f"{' and '.join(missing)} must be given")
+        defaults = {param.name: param.default for param in self.params}
+        for names in _EXCLUSIVE:
+            if names & typed_values.keys():
+                ctx.params.update({name: defaults[name] for name in names & defaults.keys() - typed_values.keys()})
         self._refuse_bad_values(context, typed_values)
         return remaining
 
@@ -386,6 +396,8 @@ def print_table(rows: "Iterable[Sequence[str] | None]", *header: "str | Column",
             table.add_section()
         else:
             table.add_row(*(escape(strip_control_characters(cell)) for cell in row))
+    for each in table.columns:  # a name that is cut off could be another's
+        each.overflow = "fold"
     Console(emoji=False).print(table)
 
 

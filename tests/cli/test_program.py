@@ -295,11 +295,18 @@ def test_a_config_file_is_refused_in_one_line(content, message, tmp_path, comman
 def test_a_config_file_counts_less_than_what_is_typed(tmp_path):
     file = tmp_path / "options.yaml"
     file.write_text("{model: S/16, data: digits, learning-rate: 1e-3, streaming: true, randaugment: [2, 5], output: o}")
-    typed = COMMANDS["finetune"].make_context("finetune", ["--config", str(file), "--data", "photos"]).params
+    words = ["--config", str(file), "--data", "photos"]
+    typed = COMMANDS["finetune"].make_context("finetune", words).params
     expected = {"model": "S/16", "data": "photos", "learning_rate": 1e-3, "streaming": True, "randaugment": (2, 5)}
     assert {name: typed[name] for name in expected} == expected
     assert Path(typed["output"]) == Path("o")
     assert "config" not in typed
+    # Also less than typed options that exclude those in the file.
+    file.write_text(file.read_text().replace("streaming", "epochs: 9, lr_sweep: true, random_crop: 4, streaming"))
+    words += ["--steps", "7", "--random-resized-crop", "0.5", "1", "--learning-rate", "0.1"]
+    typed = COMMANDS["finetune"].make_context("finetune", words).params
+    assert [typed[name] for name in ("epochs", "steps", "lr_sweep", "random_crop")] == [None, 7, False, None]
+    assert COMMANDS["finetune"].make_context("finetune", [*words[:4], "--lr-sweep"]).params["learning_rate"] is None
 
 
 def test_options_of_version_0_2_are_renamed_with_a_warning(tmp_path):

@@ -284,6 +284,8 @@ def test_predict_refuses_in_one_line_or_leaves_bad_images_out(command, fails, sa
         assert line.startswith("skipped: ")
         assert path.name in line
     fails(("predict", model, address), f"{address} has an unknown scheme; give")
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "…" not in command("predict", model, good)[1], "whole names, wherever the table goes"
     fails(("predict", model, good, "--output", tmp_path / "t.xlsx"), "ends in .csv or .parquet")
     fails(("predict", model, good, "--output", tmp_path / "t.csv", "--json"), "leave one of them out")
     pattern = tmp_path / "*.jpg"
