@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from training.conftest import Rows
+from training.conftest import Images, Rows
 from training.conftest import make_tiny_config as tiny_config
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -58,12 +58,37 @@ def half_diverged(folder: Path) -> None:
     config = HfAxialResNetConfig(image_size=8, num_labels=3, stage_depths=(1,), stem_width=8)
     settings = SETTINGS | dict(steps=2, evaluations=1, micro_batch_size=4, process_timeout=20)
     with patch.object(HfViTTrainer, "compute_loss", explode):
-        result = run(config, str(folder / "colours"), folder / "sweep", lr_sweep=(0.2, 0.1), **settings)
+        result = run(
+            config,
+            str(folder / "colours"),
+            folder / "sweep",
+            lr_sweep=(0.2, 0.1),
+            **settings | dict(learning_rate=None),
+        )
         try:
             run(config, str(folder / "colours"), folder / "diverged", **settings | dict(learning_rate=0.2))
         except UserError as error:
             report(folder, "diverged", str(error))
     report(folder, "sweep", [[trial["loss"] for trial in result.trials], result.validation["loss"]])
+
+
+def predict(folder: Path) -> None:
+    """After a training whose batch norms have seen other images in every process."""
+    from transformers import TrainingArguments
+
+    from hf_vit import HfAxialResNetConfig, HfAxialResNetForImageClassification
+    from hf_vit.training import HfViTTrainer
+
+    torch.manual_seed(0)
+    config = HfAxialResNetConfig(image_size=8, num_labels=3, stage_depths=(1,), stem_width=8)
+    model = HfAxialResNetForImageClassification(config)
+    torch.nn.init.normal_(model.classifier.weight)
+    settings = dict(max_steps=2, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True)
+    arguments = TrainingArguments(str(folder / "predicted"), per_device_train_batch_size=4, **settings)
+    trainer = HfViTTrainer(model=model, args=arguments, train_dataset=Images(16))
+    trainer.train()
+    report(folder, "predicted", trainer.predict(Images(16)).predictions.tolist())
+    trainer.save_model()
 
 
 def streams(folder: Path) -> None:
@@ -263,6 +288,7 @@ def do_first(place: str) -> None:
         tables(Path(place))
         misfits(Path(place))
         half_diverged(Path(place))
+        predict(Path(place))
 
 
 def do_all(place: str) -> None:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from training.conftest import same_weights, write_numbers, write_parquet
+from training.conftest import Images, same_weights, write_numbers, write_parquet
 from training.rank_jobs import FSDP2, SETTINGS, VARIANTS, contrast, noisy_student, tiny_config, variant
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
@@ -114,6 +114,11 @@ def test_processes_draw_apart_diverge_together_and_judge_what_is_saved(pair):
     data, model = str(folder / "colours"), str(folder / "sweep")
     saved = evaluate_protocol("top1", model, data, split="validation", progress=False, optimize=False).result
     assert validation_loss == pytest.approx(saved.loss, abs=1e-6), "with the running statistics of the first process"
+    model = AutoModelForImageClassification.from_pretrained(folder / "predicted")
+    with torch.no_grad():
+        logits = model(Images(16).pixels).logits
+    for predicted in read("predicted"):
+        torch.testing.assert_close(torch.tensor(predicted), logits, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow  # two processes train in twelve ways

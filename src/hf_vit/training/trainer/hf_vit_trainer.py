@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_utils import HubStrategy, TrainOutput, get_last_checkpoint
+from transformers.trainer_utils import EvalLoopOutput, HubStrategy, TrainOutput, get_last_checkpoint
 from transformers.utils.import_utils import is_in_notebook
 
 from hf_vit.errors import DivergedError, UserError
@@ -424,12 +424,12 @@ class HfViTTrainer(Trainer):
             self._start_average().take(state)
         self.bare_model().load_state_dict(state)
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate the weights that would be released, as transformers does."""
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Evaluate or predict with the weights that would be released, as transformers does."""
         with self._use_released_weights():
             if self.args.world_size > 1:
                 share_statistics(self.bare_model())
-            return super().evaluate(*args, **kwargs)
+            return super().evaluation_loop(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the weights that would be released; of weights that stay sharded, save the configuration only.
