@@ -1,5 +1,6 @@
 """What works with the direct dependencies alone, and what a command says that needs an extra of this package."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -95,6 +96,23 @@ def python() -> Path:
         subprocess.run([*pip, *project["dependencies"]], check=True)
         done.write_text(wanted)
     return folder / "bin/python"
+
+
+def test_a_name_whose_import_needs_a_missing_library_tells_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy = "from hf_vit.environment import make_lazy_names\n__getattr__, *_ = make_lazy_names(__name__, __file__)"
+    (tmp_path / "mine").mkdir()
+    for file, text in (
+        ("__init__.py", lazy),
+        ("__init__.pyi", "from .inner import name"),
+        ("inner.py", "import scipy"),
+    ):
+        (tmp_path / "mine" / file).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(ModuleNotFoundError, match=r'^this needs scipy; install with pip install "hf-vit\[train\]"$'):
+        _ = importlib.import_module("mine").name
 
 
 @pytest.mark.slow

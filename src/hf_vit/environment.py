@@ -67,7 +67,11 @@ def make_lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Call
         """Import a name from its module, and store it in the package."""
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{modules[name]}"), name)
+        try:
+            value = getattr(import_module(f"{package}.{modules[name]}"), name)
+        except ImportError as error:
+            error.msg = describe_missing_library(error) or error.msg
+            raise
         setattr(sys.modules[package], name, value)
         return value
 

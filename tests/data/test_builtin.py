@@ -4,6 +4,7 @@ import functools
 import hashlib
 import math
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,15 @@ from hf_vit.data.scenes import SHAPES, Scenes
 from hf_vit.errors import UserError
 
 SPLITS = ("train", "validation", "test")
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"), [("digits", "sklearn", "scikit-learn"), ("photos", "skimage", "scikit-image")]
+)
+def test_a_library_that_is_missing_is_named_with_the_remedy(name, module, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf'needs {package}; install with pip install "hf-vit\[train\]"$'):
+        load_data(name)
 
 
 def test_digits_are_scikit_learns_in_a_stratified_split():

@@ -157,7 +157,7 @@ def test_the_fingerprint_is_of_images_boxes_and_masks(coco):
 
 def test_masks_need_pycocotools_and_boxes_do_not(coco, monkeypatch):
     monkeypatch.setitem(sys.modules, "pycocotools", None)
-    refuses(coco, "objects", "masks of objects need pycocotools; install it with pip install 'hf-vit[dense]'")
+    refuses(coco, "objects", 'reading masks of objects needs pycocotools; install with pip install "hf-vit[dense]"')
     for split in ("train2017", "val2017"):
         rewrite(coco, lambda told: [each.pop("segmentation") for each in told["annotations"]], split)
     assert "segmentation" not in load_data(str(coco), target="objects").splits["train"][0]["objects"]

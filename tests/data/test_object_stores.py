@@ -176,7 +176,7 @@ def test_places_that_cannot_be_read_are_told(folder, stored, store, monkeypatch)
         with pytest.raises(UserError, match=said):
             load_data(place)
     monkeypatch.setitem(sys.modules, "upath", None)
-    with pytest.raises(UserError, match=r"pip install 'hf-vit\[stores\]'$"):
+    with pytest.raises(UserError, match=r'needs universal-pathlib; install with pip install "hf-vit\[stores\]"$'):
         load_data(address)
 
 

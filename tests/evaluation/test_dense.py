@@ -180,7 +180,7 @@ def test_what_gives_nothing_to_judge_by_is_refused(monkeypatch):
     assert meter.values(["one"])["ap"] == pytest.approx(1.0)
     for package in ("torchmetrics", "pycocotools"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=r"and pycocotools; install them with pip install 'hf-vit\[dense"):
+    with pytest.raises(UserError, match=r'needs torchmetrics and pycocotools; install with pip install "hf-vit\[dense'):
         SegmentationMeter(2)
 
 

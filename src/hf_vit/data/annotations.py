@@ -86,10 +86,8 @@ def encode_mask(mask: Any, height: int, width: int, object_name: str) -> dict[st
     that is 0 outside of the object}. Raises UserError if it is empty, damaged or of another size than the image. The
     functions below raise the end of that message, after "OBJECT with".
     """
-    try:
-        from pycocotools import mask as mask_api
-    except ImportError as error:
-        raise UserError("masks of objects need pycocotools; install it with pip install 'hf-vit[dense]'") from error
+    from pycocotools import mask as mask_api
+
     encode = _encode_polygons
     if isinstance(mask, dict):
         encode = _encode_file if "bytes" in mask else _encode_lengths

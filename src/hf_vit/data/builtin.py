@@ -23,6 +23,7 @@ from PIL import Image
 from hf_vit.data.fingerprints import hash_content, hash_text
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import ImageScan, decode_image
+from hf_vit.environment import require
 from hf_vit.errors import UserError
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def digits(image_size: tuple[int, int] | None = None) -> ImageData:
 
     With `image_size`, (height, width) px, the digits are resized bilinearly, as the image processor does.
     """
+    require("sklearn", purpose="the data set digits")
     from sklearn.datasets import load_digits
 
     bunch: Any = load_digits()
@@ -227,6 +229,7 @@ def _find_tile_edges(frame: tuple[int, int, int, int]) -> tuple[list[int], list[
 
 def _find_photograph(file: str) -> Path:
     """Return the path of a photograph in the installed scikit-image."""
+    require("skimage", purpose="a photograph of scikit-image")
     import skimage
 
     path = Path(str(skimage.__file__)).parent / "data" / file

@@ -18,6 +18,7 @@ from hf_vit.data.labels import normalize_label, normalize_name, summarize_names
 from hf_vit.data.reading import NamedColumns, RawTables, encode_images, make_image_table, refuse_foreign_images
 from hf_vit.data.sources import DataSource
 from hf_vit.data.splits import SPLITS, split_name
+from hf_vit.environment import require
 from hf_vit.errors import UnlabeledError, UserError
 
 if TYPE_CHECKING:
@@ -170,6 +171,8 @@ class ObjectTables(ImageTables):
         masks = [mask for row in images for mask in row["segmentation"]]
         missing = sum(mask in (None, [], {}) for mask in masks)
         self.with_masks = bool(masks) and not missing
+        if self.with_masks:
+            require("pycocotools", purpose="reading masks of objects")
         if 0 < missing < len(masks):
             self.notes.append(f"{missing:,} of {len(masks):,} objects have no mask, so only the boxes are used")
 

@@ -14,6 +14,7 @@ from stat import S_ISREG
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
+from hf_vit.environment import require
 from hf_vit.errors import UserError
 from hf_vit.repositories.hub import summarize_error
 
@@ -48,12 +49,9 @@ def to_path(name: str | os.PathLike[str]) -> Path:
     if not is_store_url(text):
         schemes = ", ".join(f"{store}://" for store in STORES)
         raise UserError(f"the URL {text} has an unknown scheme; give a local path, file:///, or one of {schemes}")
-    try:
-        from upath import UPath
-    except ImportError as error:
-        raise UserError(
-            f"the library that reads {text} is not installed; install it with pip install 'hf-vit[stores]'"
-        ) from error
+    require("upath", purpose=f"the URL {text}")
+    from upath import UPath
+
     with explain_missing_library(text), explain_store_errors(text, "opened"):
         path = UPath(text)
         _ = path.fs  # imports the store's library

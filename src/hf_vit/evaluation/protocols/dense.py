@@ -5,7 +5,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 
 from hf_vit.data.annotations import IGNORED
 from hf_vit.data.overview import paint_classes, paint_objects
+from hf_vit.environment import require
 from hf_vit.errors import UserError
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import (
@@ -39,11 +39,7 @@ _NO_SYNC: Any = {"sync_on_compute": False}
 
 def require_metrics() -> None:
     """Raise UserError if the libraries of the metrics are not installed."""
-    if missing := [name for name in ("torchmetrics", "pycocotools") if find_spec(name) is None]:
-        raise UserError(
-            f"segmentation and detection metrics need {' and '.join(missing)}; install them with pip install "
-            "'hf-vit[dense]'"
-        )
+    require("torchmetrics", "pycocotools", purpose="measuring segmentation and detection", extra="dense")
 
 
 @final
