@@ -160,10 +160,10 @@ def test_python_m_prints_no_foreign_line_and_imports_nothing_for_help():
 def test_python_m_of_a_package_that_imports_this_one_registers_the_families(module, registers, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["-m", "--steps"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", module, "--steps"])
-    register = Mock()
-    monkeypatch.setattr("hf_vit.families.register", register)
+    families = Mock()
+    monkeypatch.setitem(sys.modules, "hf_vit.families", families)
     hf_vit.__spec__.loader.exec_module(module_from_spec(hf_vit.__spec__))
-    assert register.called is registers
+    assert families.register.called is registers
 
 
 def read(command, words):
