@@ -306,12 +306,9 @@ def _read_last_run_options(context: typer.Context, file: Path, records: list[Any
         run_context = context.command.make_context(context.info_name, arguments)
     except (ValueError, typer.TyperException) as error:
         context.fail(f"--config {file} records a command that cannot be parsed ({error}); type its options instead")
-    options: dict[str, Any] = {}
-    for name, value in run_context.params.items():
-        source = run_context.get_parameter_source(name)
-        if name not in _SINGLE_USE_OPTIONS and source and source.name == "COMMANDLINE":
-            options[name] = value
-    return options
+    sources = {name: run_context.get_parameter_source(name) for name in run_context.params}
+    typed_names = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    return {name: run_context.params[name] for name in typed_names.difference(_SINGLE_USE_OPTIONS)}
 
 
 def _to_text(value: Any) -> Any:
@@ -353,17 +350,11 @@ def collect_options(values: Mapping[str, Any], *excluded: str) -> dict[str, Any]
     return options | values.get("shared", {})
 
 
-def print_safely(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print text without secrets and control characters: it may be logged, and may contain names from elsewhere.
-
-    Args:
-        text: the text.
-        err: print to standard error.
-        nl: end with a new line.
-    """
+def print_safely(text: str = "", *, err: bool = False) -> None:
+    """Print text without secrets and control characters: it may be logged, and may contain names from elsewhere."""
     from hf_vit.results.redaction import redact_message
 
-    typer.echo(strip_control_characters(redact_message(text)), err=err, nl=nl)
+    typer.echo(strip_control_characters(redact_message(text)), err=err)
 
 
 def print_notes(notes: Iterable[str], skipped: list[str] | None = None) -> None:

@@ -1,5 +1,8 @@
 """`hf-vit cost`."""
 
+import dataclasses
+import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -62,28 +65,26 @@ def cost(
     for name, parse in {"image_size": options.parse_size, "device_flops": _parse_rate}.items():
         if name in arguments:
             arguments[name] = parse(arguments[name])
+    if "utilization" in arguments:
+        arguments["utilisation"] = arguments.pop("utilization")
+    if mode == "tpu" and not arguments:
+        arguments["device_flops"] = _parse_rate("here")
+    device_label = "this machine's matrix products" if device_flops in (None, "here") else "the given device"
+    function, make_rows, title = {
+        "flops": (cost_summary, _make_summary_rows, model),
+        "memory": (memory_plan, _make_memory_rows, f"{model}, memory of a training with AdamW, on each device"),
+        "blog": (blog_estimate, _make_blog_rows, f"{model}, as the blog post estimated"),
+        "corrected": (corrected_estimate, _make_corrected_rows, f"{model}, corrected"),
+        "tpu": (beside_tpu, partial(_make_tpu_rows, device_label), f"{model}, compared with TPUv3 cores"),
+    }[mode]
+    result: Any = function(model, **arguments)
+    if not as_json:
+        print_table(make_rows(result), title=title)
+        return
+    fields = dataclasses.asdict(result)
     if mode == "flops":
-        if "utilization" in arguments:
-            arguments["utilisation"] = arguments.pop("utilization")
-        result = cost_summary(model, **arguments)
-        title, rows = model, _make_summary_rows(result)
-    elif mode == "memory":
-        result = memory_plan(model, **arguments)
-        title, rows = f"{model}, memory of a training with AdamW, on each device", _make_memory_rows(result)
-    elif mode == "tpu":
-        result = beside_tpu(model, arguments["device_flops"] if arguments else _parse_rate("here"))
-        device_label = "this machine's matrix products" if device_flops in (None, "here") else "the given device"
-        title, rows = f"{model}, compared with TPUv3 cores", _make_tpu_rows(result, device_label)
-    elif mode == "blog":
-        result = blog_estimate(model)
-        title, rows = f"{model}, as the blog post estimated", _make_blog_rows(result)
-    else:
-        result = corrected_estimate(model)
-        title, rows = f"{model}, corrected", _make_corrected_rows(result)
-    if as_json:
-        _print_json(result)
-    else:
-        print_table(rows, title=title)
+        fields["forward_flops"] = result.forward_flops
+    typer.echo(json.dumps(fields, indent=2))
 
 
 def _check_options(mode: str, arguments: dict[str, Any]) -> None:
@@ -116,17 +117,6 @@ def _parse_rate(text: str) -> float:
         raise UserError(
             f"--device-flops {text!r} is not a number; give FLOP/s such as 312e12, or here (this machine)"
         ) from error
-
-
-def _print_json(result: Any) -> None:
-    """Print all fields of a result, and the FLOPs of a forward pass."""
-    import dataclasses
-    import json
-
-    fields = dataclasses.asdict(result)
-    if "macs" in fields:
-        fields["forward_flops"] = result.forward_flops
-    typer.echo(json.dumps(fields, indent=2))
 
 
 def _make_summary_rows(summary: "CostSummary") -> Rows:
@@ -180,7 +170,7 @@ def _make_blog_rows(estimate: "BlogEstimate") -> Rows:
     ]
 
 
-def _make_tpu_rows(estimate: "BesideTpu", device_label: str) -> Rows:
+def _make_tpu_rows(device_label: str, estimate: "BesideTpu") -> Rows:
     """Return the rows that compare a device with TPU cores."""
     return [
         ("TPUv3-core-days (paper, table 2)", f"{estimate.core_days:,g}"),

@@ -36,9 +36,9 @@ def data(
     summary = overview(images)
     splits = list(images.splits)
     split_sizes = [images.num_examples(split) or 0 for split in splits]
-    rows: list[list[str] | None] = []
-    for name, counts in summary.counts.items():
-        rows.append([name, *(f"{counts[split]:,}" for split in splits)])
+    rows: list[list[str] | None] = [
+        [name, *(f"{counts[split]:,}" for split in splits)] for name, counts in summary.counts.items()
+    ]
     rows.append(None)
     if summary.unit != "images":
         totals = [sum(counts[split] for counts in summary.counts.values()) for split in splits]

@@ -41,4 +41,5 @@ def models(
         print_tables(listing.tables())
         if checkpoints:
             for entry in listing.entries:
-                print_safely("".join(f"{entry.name} {checkpoint}\n" for checkpoint in entry.checkpoints), nl=False)
+                for checkpoint in entry.checkpoints:
+                    print_safely(f"{entry.name} {checkpoint}")

@@ -123,17 +123,13 @@ def make_soup(
         reading |= dict(splits=("validation", "test"), hash_others=True)
         images = None if data is None else load_data(data, **reading)
 
-        def evaluate(model: nn.Module, split: str) -> ProtocolRun | None:
-            if images is None:
-                return None
+        def examine(model: nn.Module, split: str) -> Examination | None:
             judged = keep_own_sizes(replace(loaded[0], model=model))  # images in their own size, if its processor does
-            examination = Examination(judged, images, split, batch_size=batch_size, progress=False)
-            result = top1(examination)
-            return ProtocolRun("top1", result, examination, {}, result.seconds)
+            return None if images is None else Examination(judged, images, split, batch_size=batch_size, progress=False)
 
         def measure_accuracy(model: nn.Module) -> float | None:
-            run = evaluate(model, "validation")
-            return None if run is None else cast(ClassificationResult, run.result).top1
+            examination = examine(model, "validation")
+            return None if examination is None else top1(examination).top1
 
         candidates = [(Ingredient(model.name, measure_accuracy(model.model)), model.model) for model in loaded]
         for ingredient, _ in candidates:
@@ -144,25 +140,26 @@ def make_soup(
         else:
             ingredients = [ingredient for ingredient, _ in candidates]
             soup_model = average_weights([model for _, model in candidates])
-        test = evaluate(soup_model, "test")
-        test_result = None if test is None else cast(ClassificationResult, test.result)
-        soup = Soup(output, ingredients, measure_accuracy(soup_model), test_result)
+        validation, test = (examine(soup_model, split) for split in ("validation", "test"))
+        result = None if test is None else top1(test)
+        soup = Soup(output, ingredients, measure_accuracy(soup_model), result)
         used_names = [ingredient.name for ingredient in ingredients if ingredient.is_in]
         used_folders = [model.folder for model in loaded if model.folder is not None and model.name in used_names]
         values = _describe_soup(soup, used_names, greedy, find_common_license([*map(str, models)]))
-        validation_fact = None if test is None else replace(test.examination, split="validation").fact()
         free_output = prepare_output(output)
         with deliver_folder(free_output) as folder, explain_write_errors(free_output):
             cast(Any, soup_model).save_pretrained(folder)
             loaded[0].processor.save_pretrained(folder)
             write_trained(folder, [], used_folders)
-            facts: dict[str, Any] = {"command": command, "data": validation_fact, "device": device, "values": values}
-            append_record(folder, make_record("training", **facts))
-            if test is not None:
-                save_protocol(test, folder=folder, command=command, device=device)
-                for split in ("validation", "test"):
-                    for warning in note_trained(folder, replace(test.examination, split=split).list_digests()):
-                        report_line(f"warning: {split} split: {warning}")
+            chosen_on = None if validation is None else validation.fact()
+            record = make_record("training", values=values, data=chosen_on, command=command, device=device)
+            append_record(folder, record)
+            if test and result:
+                run = ProtocolRun("top1", result, test, {}, result.seconds)
+                save_protocol(run, folder=folder, command=command, device=device)
+            for examination in filter(None, (validation, test)):
+                for warning in note_trained(folder, examination.list_digests()):
+                    report_line(f"warning: {examination.split} split: {warning}")
             write_card(folder)
     return soup
 
