@@ -401,6 +401,15 @@ def test_accuracies_are_those_of_transformers_own_pipeline(model: Path, colours:
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["diff.json"]
 
 
+def test_built_in_images_have_no_model_s_size_but_one_that_all_share(tmp_path: Path) -> None:
+    digits = {"id2label": {number: str(number) for number in range(10)}, "num_labels": 10}
+    models = [str(save_model(tmp_path / f"{side}", seed=side, **digits, image_size=side)) for side in (8, 16)]
+    first, second = (diff(*pair, data="digits", num_images=90, **QUIET).accuracy for pair in (models, models[::-1]))
+    assert first is not None
+    assert second is not None
+    assert first.accuracies == second.accuracies[::-1], "whichever model is named first"
+
+
 def test_two_revisions(hub: Loopback, xet_client: Client, model: Path, tmp_path: Path) -> None:
     xet_client.run("hub.jobs:push", folder=str(model), tag="v1")
     altered(model, model, 2.0)

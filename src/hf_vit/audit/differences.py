@@ -314,7 +314,8 @@ def diff(
     )
     if data is None:
         return difference
-    images = load_data(data, image_size=models[0].image_size, **options, check=False, splits=[split], hash_others=True)
+    size = models[0].image_size if models[0].image_size == models[1].image_size else None  # of built-in images
+    images = load_data(data, image_size=size, **options, check=False, splits=[split], hash_others=True)
     inputs = (images, split, num_images, batch_size, seed, progress)
     examinations = [Examination(keep_own_sizes(loaded), *inputs) for loaded in models]
     accuracy = compare_predictions(*examinations)
