@@ -309,7 +309,9 @@ def count_read_tokens(classifier: HfViTBaseForImageClassification) -> int | None
     is_relative = config.position_embedding.startswith("relative")
     if shares_layers or config.pooling != "token" or config.is_causal or is_relative:
         return None
-    return config.num_special_tokens - config.num_register_tokens
+    num_read = config.num_special_tokens - config.num_register_tokens
+    # OpenVINO 2026.4 computes wrong numbers for two queries of two heads, from the second layer on.
+    return None if num_read == config.num_attention_heads == 2 else num_read
 
 
 def _is_plain(module: nn.Module | None, expected_class: type[nn.Module], *methods: str) -> bool:
