@@ -207,6 +207,9 @@ def test_kernels_and_positions_of_flexivit(old, new, tmp_path):
     wanted = np.kron(linear_weights(7, 5, antialias=True), linear_weights(7, 9, antialias=True)) @ table
     np.testing.assert_allclose(other.vit.embeddings.position_embeddings[0].detach(), wanted, rtol=0, atol=1e-12)
     assert other.config.position_interpolation == "flexivit"
+    model.config.position_interpolation = "flexivit"  # read at every resize
+    model.resize_to(size, new)
+    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("old", "new"), [(4, 6), (7, 3)])

@@ -358,13 +358,12 @@ class RelativePositions(nn.Module):
 
     def __init__(self, config: HfViTBaseConfig, width: int) -> None:
         super().__init__()
-        self.grid, self.interpolation = config.grid, config.position_interpolation
-        h, w = config.grid
+        self.config = config
+        self.grid = h, w = config.grid
         self.offset_embeddings = nn.Parameter(torch.zeros((2 * h - 1) * (2 * w - 1), width))
-        self.initializer_range = config.initializer_range
 
     def init_weights(self) -> None:
-        init.normal_(self.offset_embeddings, std=self.initializer_range)
+        init.normal_(self.offset_embeddings, std=self.config.initializer_range)
 
     def resize_to(self, config: HfViTBaseConfig) -> None:
         """Resample the offsets, and keep them, at the grid of another config."""
@@ -378,7 +377,7 @@ class RelativePositions(nn.Module):
         table = self.offset_embeddings.reshape(2 * self.grid[0] - 1, 2 * self.grid[1] - 1, -1)
         if is_same_grid(grid, self.grid):
             return table
-        return resample_grid(table, (2 * grid[0] - 1, 2 * grid[1] - 1), self.interpolation)
+        return resample_grid(table, (2 * grid[0] - 1, 2 * grid[1] - 1), self.config.position_interpolation)
 
     def embed_pairs(self, grid: Grid) -> torch.Tensor:
         """Return the embedding of every pair's offset on a grid, [h*w (queries), h*w (keys), width]."""
@@ -518,7 +517,6 @@ class HfViTEmbeddings(nn.Module):
     def __init__(self, config: HfViTBaseConfig, patch_embeddings: nn.Module, use_mask_token: bool = False) -> None:
         super().__init__()
         self.grid = config.grid
-        self.interpolation = config.position_interpolation
         self.num_special_rows = config.num_special_positions
         (h, w), width = config.grid, config.hidden_size
 
@@ -572,7 +570,7 @@ class HfViTEmbeddings(nn.Module):
             rows, columns = self.row_position_embeddings[0], self.column_position_embeddings[0]
             if not is_same_grid(grid, self.grid):
                 # A one-axis table is a grid of height 1, as torch 2.15 antialiases grids of width 1 wrongly.
-                resampling = self.interpolation, self.config.position_interpolation_offset
+                resampling = self.config.position_interpolation, self.config.position_interpolation_offset
                 rows = resample_grid(rows[None], (1, grid[0]), *resampling)[0]
                 columns = resample_grid(columns[None], (1, grid[1]), *resampling)[0]
             h, w = grid
@@ -590,8 +588,8 @@ class HfViTEmbeddings(nn.Module):
 
     def _resample_learned_table(self, grid: Grid) -> torch.Tensor:
         """Return the learned table for a grid, [1, T + h*w, D]."""
-        resampling = self.num_special_rows, self.interpolation, self.config.position_interpolation_offset
-        return resample_position_table(self.position_embeddings, self.grid, grid, *resampling)
+        resampling = self.config.position_interpolation, self.config.position_interpolation_offset
+        return resample_position_table(self.position_embeddings, self.grid, grid, self.num_special_rows, *resampling)
 
     def resize_to(self, config: HfViTBaseConfig) -> None:
         """Resample the learned tables, and keep them, at the grid of another config."""
@@ -604,7 +602,8 @@ class HfViTEmbeddings(nn.Module):
         elif hasattr(self, "row_position_embeddings"):
             for name, side in (("row", config.grid[0]), ("column", config.grid[1])):
                 table = getattr(self, f"{name}_position_embeddings")
-                resampled = resample_grid(table, (1, side), self.interpolation, config.position_interpolation_offset)
+                resampling = config.position_interpolation, config.position_interpolation_offset
+                resampled = resample_grid(table, (1, side), *resampling)
                 setattr(self, f"{name}_position_embeddings", replace_parameter(table, resampled))
         self.grid = config.grid
 
