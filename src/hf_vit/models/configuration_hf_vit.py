@@ -465,17 +465,18 @@ class HfViTBaseConfig(HfBaseConfig):
     def validate_sizes(self) -> None:
         """Raise a ValueError for sizes, counts and scales out of their range."""
         super().validate_sizes()
-        width = self.hidden_size
-        heads = self.num_attention_heads
-        layers = self.num_hidden_layers
-        groups = self.num_hidden_groups
+        width, layers, groups = self.hidden_size, self.num_hidden_layers, self.num_hidden_groups
+        heads = {"num_attention_heads": self.num_attention_heads, "pooling_num_heads": self.pooling_num_heads or 1}
         scale, registers = self.layer_scale_init_value, self.num_register_tokens
         refuse(
             (registers < 0, f"num_register_tokens={registers} must be at least 0 (0: none)"),
-            (
-                width % heads,
-                f"hidden_size={width} is not divisible by num_attention_heads={heads}; "
-                "choose a number of heads that divides the hidden size",
+            *(
+                (
+                    width % count,
+                    f"hidden_size={width} is not divisible by {name}={count}; "
+                    "choose a number of heads that divides the hidden size",
+                )
+                for name, count in heads.items()
             ),
             (
                 groups is not None and groups > layers,
@@ -511,9 +512,9 @@ class HfViTBaseConfig(HfBaseConfig):
                 "use_distillation_head=True reads the distillation token; set use_distillation_token=True",
             ),
             (
-                self.is_causal and self.has_class_token and pooling == "gap",
-                "use_class_token=True has no effect with is_causal=True and pooling='gap': the class token comes last, "
-                "where no patch attends to it; use pooling='token' or leave the class token out",
+                self.is_causal and self.has_class_token and pooling in ("gap", "first_patch"),
+                f"use_class_token=True has no effect with is_causal=True and pooling='{pooling}': the class token "
+                "comes last, where no patch attends to it; use pooling='token' or leave the class token out",
             ),
             (
                 registers and self.is_causal,

@@ -408,9 +408,7 @@ def get_patch_token_slice(config: HfViTBaseConfig) -> slice:
     causal.
     """
     special = config.num_special_tokens
-    if config.is_causal:
-        return slice(0, -special if special else None)
-    return slice(special, None)
+    return slice(0, -special or None) if config.is_causal else slice(special, None)
 
 
 class AttentionPooling(nn.Module):
