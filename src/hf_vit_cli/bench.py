@@ -13,7 +13,7 @@ from hf_vit_settings import FinetuneOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hf_vit.speed.measuring import ForwardSpeed
+    from hf_vit.speed.measuring import ForwardSpeed, SpeedFile
     from hf_vit.speed.peers import MeasuredCell
     from hf_vit.training.input_speed import InputSpeed
 
@@ -58,7 +58,7 @@ def model_speed(
     import torch
 
     from hf_vit.environment import pick_device
-    from hf_vit.speed.measuring import SpeedFile, others_load
+    from hf_vit.speed.measuring import SpeedFile
     from hf_vit.speed.peers import (
         OURS,
         PACKED,
@@ -88,22 +88,20 @@ def model_speed(
     if engines:
         implementations = contestant or ["hf_vit optimized", "transformers", "timm", "vit-pytorch"]
         names += make_engine_forms(implementations) + ([] if contestant else [f"{PRODUCTS}, openvino"])
-    load = others_load()
     speeds = SpeedFile(output, format_command(context), device, turns=turns, builds=builds)
     for cell in cells:
         peak = None if peak_tflops is None else peak_tflops * 1e12
         results = measure_cell(cell, names, turns, builds=builds, memory=cell.work == "training", peak_flops=peak)
         speeds.add(asdict(results), results.load)
         print_cell(results)
-    print_conditions(load, output)
+    print_conditions(speeds, output)
 
 
-def print_conditions(load: float, output: Path | None) -> None:
+def print_conditions(speeds: "SpeedFile", output: Path | None) -> None:
     """Print a note if other processes used more than half a core, and where the results are."""
-    from hf_vit.speed.measuring import BUSY
-
-    if load > BUSY:
-        note = f"note: other processes used {load:.1f} cores during the measurement, so the ratios are unreliable"
+    if not speeds.is_quiet:
+        load = f"{max(speeds.loads):.1f} cores"
+        note = f"note: other processes used {load} during the measurement, so the ratios are unreliable"
         print_safely(f"{note}; measure again on an idle machine", err=True)
     if output is not None:
         print_safely(f"results written to {output}")
@@ -162,7 +160,7 @@ def saved_speed(
         results, load = measure_forwards(loaded_models, samples[size], turns)
         speeds.add({"batch": size, "models": {name: asdict(speed) for name, speed in results.items()}}, load)
         print_speeds(results, size)
-    print_conditions(max(speeds.loads, default=0.0), output)
+    print_conditions(speeds, output)
 
 
 def print_speeds(results: "Mapping[str, ForwardSpeed]", batch: int) -> None:

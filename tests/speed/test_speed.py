@@ -175,11 +175,13 @@ def test_a_chosen_contestant_is_compiled_too(monkeypatch, command):
 
     def measure_cell(cell, names, *arguments, **options):
         measured.extend(names)
-        return MeasuredCell(cell, {name: Outcome(1.0, {}) for name in names})
+        return MeasuredCell(cell, {name: Outcome(1.0, {}) for name in names}, load=9.0)
 
     monkeypatch.setattr("hf_vit.speed.peers.measure_cell", measure_cell)
     chosen = ["--contestant", "timm", "--contestant", "hf_vit optimized", "--compiled"]
-    assert command("bench", "models", "Ti/16", "--work", "inference", "--batch", 1, *chosen)[0] == 0
+    code, _, err = command("bench", "models", "Ti/16", "--work", "inference", "--batch", 1, *chosen)
+    assert code == 0
+    assert "other processes used 9.0 cores during the measurement" in err
     assert measured == ["timm", "hf_vit optimized", "timm" + COMPILED, "timm" + FROZEN, "hf_vit optimized" + COMPILED]
 
 

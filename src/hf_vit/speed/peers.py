@@ -517,7 +517,7 @@ def measure_cell(
     Raises:
         UserError: no contestant can take part.
     """
-    measured = MeasuredCell(cell)
+    measured = MeasuredCell(cell, load=measuring.others_load())
     names = list[str]()
     for name in contestants:
         reason = find_obstacle(name, cell.shape, cell.work == "training", DTYPES[cell.dtype], cell.device)
@@ -538,7 +538,7 @@ def measure_cell(
         steps.update((name, cell.step(name)) for name in names[first:] + names[:first])
         for name, build_seconds in measuring.take_turns(steps, turns).items():
             seconds[name] += build_seconds
-    measured.load = measuring.others_load()
+    measured.load = max(measured.load, measuring.others_load())
     for name in names:
         rate = cell.batch / measuring.compute_quartiles(seconds[name]).median
         utilization = None
