@@ -35,9 +35,8 @@ def select_engine(loaded: LoadedModel, num_images: int | None) -> str | None:
     if placement[1].type != "cpu":
         return None
     is_small = sum(parameter.numel() for parameter in model.parameters()) < GRAPH_PARAMETERS
-    if is_small or (num_images is not None and num_images < GRAPH_FROM):
-        return "torch"
-    if loaded.input_size != loaded.image_size:  # a graph takes the size of the config alone
+    pays = not is_small and (num_images is None or num_images >= GRAPH_FROM)
+    if not pays or loaded.input_size != loaded.image_size:  # a graph takes the size of the config alone
         return "torch"
     engine = choose_engine("auto", model, placement, {})
     return "torch" if engine is None else engine.package

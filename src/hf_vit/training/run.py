@@ -74,14 +74,13 @@ from hf_vit.training.processes import (
     wait_for_all,
     world_size,
 )
-from hf_vit.training.tasks.task import Result, Task, TrainingResult, find_active_settings
+from hf_vit.training.tasks.task import DEFAULTS, Result, Task, TrainingResult, find_active_settings
 from hf_vit.training.trainer.callbacks import Clock, LiveProgress, StopOnTermination, find_callbacks
 from hf_vit.training.trainer.distributed import gather_model
 from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.optimizers import import_timm_optim
 from hf_vit.training.trainer.sharing import check_before
 from hf_vit.writing import cache_folder, remove_leftovers, settle_folder, write_atomically
-from hf_vit_settings import Recipe
 
 ReportLine = Callable[[str], None]
 
@@ -408,10 +407,8 @@ def record_run(run: Run) -> None:
             write_atomically(run.work / _FILES_NAME, json.dumps(run.data.files, indent=1, sort_keys=True) + "\n")
         return
     # A run of an earlier version lacks newer options, which leave everything as it was by default.
-    defaults = Recipe(name="", source="", summary="", learning_rate=1.0, batch_size=1, epochs=1.0).settings()
     newer = ("classes", "image_column", "label_column", *_SCALING)
-    defaults |= {name: settings[name] for name in newer if name in settings}
-    old_values = defaults | old_settings
+    old_values = DEFAULTS | {name: settings[name] for name in newer if name in settings} | old_settings
     names = sorted({*old_settings, *settings})
     values = ((name, old_values.get(name, "(not set)"), settings.get(name, "(not set)")) for name in names)
     different = [f"{name} was {old} and is now {new}" for name, old, new in values if old != new]

@@ -6,7 +6,7 @@ A task learns from labels, masks or boxes and is measured on the test split (`Me
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoImageProcessor, PreTrainedModel, TrainerCallback, TrainerState, ViTImageProcessor
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from hf_vit.data import AugmentationConfig, ImageData, eval_transform, train_transform, transform_split
+from hf_vit.data import ImageData, eval_transform, train_transform, transform_split
 from hf_vit.data.annotations import Target
 from hf_vit.data.batches import TransformedImages
 from hf_vit.data.image_data import draw_images
@@ -49,14 +49,13 @@ _CLASSIFIER_SETTINGS = (
     *("layer_decay", "average_decay", "sam_rho", "label_smoothing", "head_bias", "mixup_alpha", "cutmix_alpha"),
     "patience",
 )
+DEFAULTS = Recipe(name="", source="", summary="", learning_rate=1.0, batch_size=1, epochs=1.0).settings()
 
 
 def find_active_settings(recipe: Recipe, names: Sequence[str] = _CLASSIFIER_SETTINGS) -> dict[str, Any]:
     """Return the named settings of a recipe that differ from their defaults."""
-    defaults: dict[str, Any] = {field.name: field.default for field in (*fields(Recipe), *fields(AugmentationConfig))}
-    defaults["architecture"] = {}
     values = recipe.settings()
-    return {name: values[name] for name in names if values[name] != defaults[name]}
+    return {name: values[name] for name in names if values[name] != DEFAULTS[name]}
 
 
 @dataclass(frozen=True, repr=False)
