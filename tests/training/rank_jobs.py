@@ -44,6 +44,8 @@ def tables(folder: Path) -> None:
 
 def half_diverged(folder: Path) -> None:
     """A sweep over batch norms, of whose first rate only the second process gets a loss that is no number."""
+    from transformers.utils.logging import get_verbosity
+
     from hf_vit import HfAxialResNetConfig
     from hf_vit.errors import UserError
     from hf_vit.training import HfViTTrainer
@@ -52,6 +54,7 @@ def half_diverged(folder: Path) -> None:
     learn = HfViTTrainer.compute_loss
 
     def explode(self, model, *args, **kwargs):
+        report(folder, "verbosity", get_verbosity())
         loss = learn(self, model, *args, **kwargs)
         return loss * float("nan") if RANK == 1 and model.training and self.args.learning_rate == 0.2 else loss
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import os
 import shutil
 import signal
@@ -92,7 +93,8 @@ def test_a_noisy_student_of_two_processes_is_that_of_one(two, tmp_path):
 
 
 def test_the_first_process_alone_tells_and_writes(pair):
-    folder, _ = pair
+    folder, read = pair
+    assert read("verbosity") == [logging.ERROR] * 2, "transformers warns in no process"
     told, silent = ((folder / f"printed-{rank}.txt").read_text() for rank in (0, 1))
     assert told.count("steps of 16 images") == 1  # not of different data, which are refused before a model is built
     assert silent == ""

@@ -303,7 +303,7 @@ def make_training_arguments(run: Run, **changes: Any) -> TrainingArguments:
         dataloader_pin_memory=device.type == "cuda",
         seed=options.seed,
         report_to=options.report_to,
-        log_level="error",
+        **dict.fromkeys(("log_level", "log_level_replica"), "error"),
         disable_tqdm=False,  # its default depends on the log level
     )
     arguments = TrainingArguments(**(settings | changes))
