@@ -261,20 +261,18 @@ class Recipe:
         """Raise a UserError for a value that is out of its range, or for settings that exclude each other."""
         _check(self)
         problem = ""
+        lowest, highest = self.min_learning_rate, self.learning_rate
         if (self.epochs is None) == (self.steps is None):
             problem = "the length of the training is missing; give epochs or steps (--epochs or --steps)"
         elif self.tune == "lora" and self.average_decay is not None:
             problem = "an EMA (--average-decay) does not work with --tune lora; use --tune all, or another --recipe"
-        elif self.min_learning_rate and self.schedule not in ("cosine", "warmup_stable_decay"):
+        elif lowest and self.schedule not in ("cosine", "warmup_stable_decay"):
             problem = (
-                f"the schedule {self.schedule} ends at a learning rate of 0, but min_learning_rate is "
-                f"{self.min_learning_rate:g}; use --min-learning-rate 0, or --schedule cosine"
+                f"the schedule {self.schedule} ends at a learning rate of 0, but min_learning_rate is {lowest:g}; use "
+                "--min-learning-rate 0, or --schedule cosine"
             )
-        elif self.min_learning_rate > self.learning_rate:
-            problem = (
-                f"min_learning_rate {self.min_learning_rate:g} is above the learning rate {self.learning_rate:g}; "
-                "choose a smaller --min-learning-rate"
-            )
+        elif lowest > highest:
+            problem = f"min_learning_rate {lowest:g} is above the learning rate {highest:g}; lower --min-learning-rate"
         elif self.bce_threshold is not None and self.loss != "bce":
             problem = "--bce-threshold only works with --loss bce; leave --bce-threshold out, or use --loss bce"
         elif self.sam_micro_batches and not self.sam_rho:
@@ -282,10 +280,7 @@ class Recipe:
         elif self.class_weights and self.loss == "bce":
             problem = "--class-weights only works with --loss ce; leave --class-weights out, or use --loss ce"
         elif self.class_weights and self.balanced_sampling:
-            problem = (
-                "--class-weights and --balanced-sampling both balance classes and cannot be combined; use only one of "
-                "them"
-            )
+            problem = "--class-weights and --balanced-sampling both balance classes and cannot be combined; use one"
         if problem:
             raise UserError(f"{problem}; see hf-vit finetune --help")
 

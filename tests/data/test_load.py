@@ -259,8 +259,11 @@ def test_copies_are_told_and_stay_on_one_side(tmp_path):
     for number, split in enumerate(("train", "val", "test")):
         make_folder(tmp_path / "split" / split, {"cat": 4, "dog": 4}, seed=100 * number)
     shutil.copy(tmp_path / "split/train/cat/000.png", tmp_path / "split/test/cat/again.png")
-    said = "1 duplicate image in train and in other splits, so results are too good: cat/000.png = cat/again.png"
+    said = "1 duplicate image in several splits, so results are too good: cat/000.png = cat/again.png"
     assert load_data(str(tmp_path / "split")).notes == [said]  # no copy is in the same split
+    (tmp_path / "split/test/cat/again.png").unlink()
+    shutil.copy(tmp_path / "split/val/cat/000.png", tmp_path / "split/test/cat/again.png")  # which chose the checkpoint
+    assert load_data(str(tmp_path / "split")).notes == [said]
 
 
 def test_fingerprint_is_of_contents_classes_and_splits(folder, tmp_path):

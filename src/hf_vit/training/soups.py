@@ -222,17 +222,14 @@ def _select_greedily(
 ) -> tuple[list[Ingredient], nn.Module]:
     """Follow recipe 1: start with the best model, and keep every further one that does not make the soup worse."""
     (first, model), *others = sorted(candidates, key=lambda pair: pair[0].accuracy or 0.0, reverse=True)
-    selected_models = [model]
-    soup = copy.deepcopy(model)
-    best = first.accuracy or 0.0
-    ingredients = [first]
+    selected_models, ingredients = [model], [first]
+    soup, best = copy.deepcopy(model), first.accuracy or 0.0
     for ingredient, other in others:
         trial = average_weights([*selected_models, other])
         accuracy = measure_accuracy(trial) or 0.0
         is_in = accuracy >= best
         if is_in:
-            selected_models = [*selected_models, other]
-            soup = trial
-            best = accuracy
+            selected_models.append(other)
+            soup, best = trial, accuracy
         ingredients.append(replace(ingredient, is_in=is_in))
     return ingredients, soup
