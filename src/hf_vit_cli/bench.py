@@ -112,9 +112,8 @@ def print_cell(results: "MeasuredCell") -> None:
     cell = results.cell
     reference = "transformers"
     size = f"{cell.shape.variant} at {cell.shape.image_size} px"
-    title = f"{cell.work}, {size}, {cell.dtype}, batch {cell.batch}, {cell.device}"
-    if cell.checkpointing:
-        title += ", checkpointing"
+    details = ", checkpointing" if cell.checkpointing else ""
+    title = f"{cell.work}, {size}, {cell.dtype}, batch {cell.batch}, {cell.device}{details}"
     shows_utilization = any(outcome.utilisation is not None for outcome in results.outcomes.values())
     rows: list[list[str]] = []
     for name, outcome in results.outcomes.items():

@@ -40,10 +40,10 @@ def card(
         raise UserError(
             f"README.md of {model} was not written by hf-vit, and its text would be lost; move it away first"
         )
+    if power is None and carbon_intensity is not None:
+        raise UserError("--carbon-intensity only works with --power; add --power, or leave --carbon-intensity out")
     if space is not None:
         record_space(model, space)
     if power is not None:
         record_power(model, power, carbon_intensity)
-    elif carbon_intensity is not None:
-        raise UserError("--carbon-intensity only works with --power; add --power, or leave --carbon-intensity out")
     print_safely(f"wrote {write_card(model, repo_id=repo, license=license, **shared)}")

@@ -102,6 +102,7 @@ def finetune(
     if not is_main():
         return
     print_result(result)
+    print_safely(f"saved in {result.folder}: model, processor, facts.json, README.md")
     if result.pushed is not None:
         print_safely(result.pushed.describe())
 
@@ -155,7 +156,7 @@ def parse_rates(text: str) -> list[float]:
 
 
 def print_result(result: "FinetuneResult") -> None:
-    """Print the results of a training, and where the model was saved."""
+    """Print the results of a training."""
     from hf_vit.cost import cost_summary
     from hf_vit.evaluation.protocols.top1 import ClassificationResult
     from hf_vit.training.processes import world_size
@@ -164,7 +165,6 @@ def print_result(result: "FinetuneResult") -> None:
     device = result.model.device.type
     if not isinstance(test, ClassificationResult):
         print_tables(test.tables("test split (evaluated once)"))
-        print_safely(f"saved in {result.folder}: model, processor, facts.json, README.md")
         return
     devices = 1 if device == "cpu" else world_size()  # processes on a CPU share its cores
     rows = [("test accuracy", f"{test.top1:.2%} of {test.num_images:,} images")]
@@ -184,7 +184,6 @@ def print_result(result: "FinetuneResult") -> None:
         title = f"{'trials of --tune auto' if name == 'tune' else 'learning rates'}, validation split"
         print_table([_make_trial_row(trial, trial[name], best) for trial in result.trials], *header, title=title)
     print_table(rows, title="test split (evaluated once)")
-    print_safely(f"saved in {result.folder}: model, processor, facts.json, README.md")
 
 
 def _make_trial_row(trial: "Mapping[str, Any]", value: float | str, best: float | str) -> list[str]:

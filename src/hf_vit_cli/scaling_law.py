@@ -31,9 +31,8 @@ def scaling_law(
             raise UserError(f"--output {output} cannot be used for the plot; give the name of a new .png file")
         if not output.absolute().parent.is_dir():
             raise UserError(f"the folder {output.parent} for the plot does not exist; create it first")
-    for compute in computes:
-        if compute <= 0:
-            raise UserError(f"--predict {compute:g} is not a compute above 0; give a positive number")
+    if computes and min(computes) <= 0:
+        raise UserError(f"--predict {min(computes):g} is not a compute above 0; give a positive number")
     law = fit_scaling_law([point for source in sources for point in read_points(source)], shift)
     if output is not None:
         plot_scaling_law(law, output, unit)

@@ -440,8 +440,11 @@ def test_carbon_is_told_where_power_is_stated(folder: Path, command: Command, fa
         "hardware_used": "A GPU",
     }
     assert [each.values.get("energy") is None for each in Facts.load(folder).records] == [True, True, False]
+    facts = (folder / "facts.json").read_bytes()
     for wrong in (["--power", "0"], ["--carbon-intensity", "5"], ["--power", "1", "--carbon-intensity", "-1"]):
         fails(("card", folder, *wrong))
+    fails(("card", folder, "--carbon-intensity", "5", "--space", "alice/page"))
+    assert (folder / "facts.json").read_bytes() == facts
 
 
 REPO = "alice/my-vit"

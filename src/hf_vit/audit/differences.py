@@ -322,7 +322,6 @@ def diff(
     notes = tuple(
         f"{name}: {note}"
         for name, loaded in zip(names, models, strict=True)
-        if loaded.folder is not None
         for note in note_trained(loaded.folder, examinations[0].list_digests())
     )
     return replace(difference, data=examinations[0].fact(accuracy.num_images), accuracy=accuracy, notes=notes)

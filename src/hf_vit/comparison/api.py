@@ -196,7 +196,7 @@ def measure_model(
     split = inputs.data.split or ""
     examination = Examination(loaded, data, split, None, settings.batch_size, settings.seed, progress)
     attacks = settings.epsilons if loaded.is_differentiable else ()
-    notes = [] if loaded.folder is None else note_trained(loaded.folder, examination.list_digests())
+    notes = note_trained(loaded.folder, examination.list_digests())
     if inputs.model.judged_by == PROBE:
         head, strength = fit_probe(examination, settings.probe_images)
         loaded = replace(loaded, model=ProbedForImageClassification(loaded.model, head, data.label_names).eval())

@@ -165,10 +165,7 @@ def draw_comparison(results: Sequence[ModelResult], speed: SpeedResult | None) -
     has_robustness = any(result.clean is not None for result in results)
     panels = 2 + has_robustness + (speed is not None)
     # Sizes in inches: a panel has a row per model; below the panels is a scatter plot.
-    panel_width = 3.1
-    names_width = 2
-    scatter_height = 3.4
-    margin = 0.4
+    panel_width, names_width, scatter_height, margin = 3.1, 2, 3.4, 0.4
     panel_height = 0.8 + 0.32 * len(results)
     figure = make_figure(panel_width * panels + names_width, panel_height + scatter_height + margin)
     grid = figure.add_gridspec(2, panels, height_ratios=[panel_height, scatter_height])

@@ -29,9 +29,9 @@ def count_trained(folder: str | os.PathLike[str], digests: Iterable[str]) -> int
     return sum(digest[:_DIGITS] in trained_digests for digest in digests)
 
 
-def note_trained(folder: str | os.PathLike[str], digests: Sequence[str]) -> list[str]:
+def note_trained(folder: str | os.PathLike[str] | None, digests: Sequence[str]) -> list[str]:
     """Return a warning if the model in a folder was trained on some of these images that it is evaluated on."""
-    count = count_trained(folder, digests)
+    count = 0 if folder is None else count_trained(folder, digests)
     note = f"{count:,} of the {len(digests):,} images were training images, so the result is too good"
     return [note] if count else []
 
