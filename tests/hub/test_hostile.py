@@ -236,9 +236,15 @@ def test_a_config_that_would_fill_the_memory(fields: dict[str, Any], model_folde
 def test_a_processor_reads_no_file_of_another_place(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "private.json").write_text('{"0": {"name": "secret", "isthing": 1}}')
     settings = {"image_processor_type": "OneFormerImageProcessor", "repo_path": str(tmp_path)}
-    for place in ({"class_info_file": "private.json"}, {"inner": {"class_info_file": str(tmp_path / "private.json")}}):
-        (model_folder / "preprocessor_config.json").write_text(json.dumps(settings | place))
-        with pytest.raises(UserError, match=r"refers to another repository \(class_info_file: .*private\.json"):
+    place = {"class_info_file": str(tmp_path / "private.json")}
+    refusal = r"refers to another repository \(class_info_file: .*private\.json"
+    for fields, match in (
+        ({"class_info_file": "private.json"}, refusal),
+        ({"inner": place}, refusal),
+        (place | {"filler": " " * 2**25}, "preprocessor_config.json of .* bytes, but hf_vit reads at most"),
+    ):
+        (model_folder / "preprocessor_config.json").write_text(json.dumps(settings | fields))
+        with pytest.raises(UserError, match=match):
             load_model(model_folder)
 
 

@@ -9,7 +9,7 @@ import logging
 import re
 import warnings
 from collections.abc import Collection, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 from pickle import UnpicklingError
 from typing import Any
@@ -152,9 +152,7 @@ def check_references(folder: Path, name: str) -> None:
     config = read_json_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
     refuse_huge(config, name)
     contents = [config]
-    for file in _PROCESSORS:
-        with suppress(UserError):  # the library that reads it tells what is wrong
-            contents.append(read_json_object(folder / file, name))
+    contents += [read_json_object(folder / file, name) for file in _PROCESSORS if (folder / file).is_file()]
     references = [
         (key, value)
         for key, value in _iterate_fields(contents)
