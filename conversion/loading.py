@@ -224,10 +224,11 @@ def find_source(name: str | os.PathLike[str], *, revision: str | None = None, wi
 def _open_source_folder(name: str, folder: Path, is_on_hub: bool = False) -> Source:
     """Return the source for a folder, after checking its files and its class."""
     check_references(folder, name)
+    single_files = [file for file in WEIGHTS if (folder / file).is_file()][:1]
     with name_in_errors(name):
-        for weights in list_shards(folder, name) or [file for file in WEIGHTS if (folder / file).is_file()][:1]:
-            if weights.endswith(".bin") and (folder / weights).is_file():
-                check_archive(folder / weights)
+        for file in list_shards(folder, name) or single_files:
+            if file.endswith(".bin") and (folder / file).is_file():
+                check_archive(folder / file)
     config = read_json_object(folder / CONFIG, name) if (folder / CONFIG).is_file() else {}
     refuse_own_class(config, name)
     return Source(name, folder, config, is_on_hub)

@@ -21,8 +21,8 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        cells = (map(html.escape, map(str, item)) for item in self.overview().items())
-        rows = "".join("<tr><th>{}</th><td>{}</td></tr>".format(*texts) for texts in cells)
+        cells = ((html.escape(name), html.escape(str(value))) for name, value in self.overview().items())
+        rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in cells)
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
 

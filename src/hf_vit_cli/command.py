@@ -31,6 +31,7 @@ import typer
 from typer.core import TyperCommand
 
 from hf_vit_cli.options import opt
+from hf_vit_settings import CROPS
 
 if TYPE_CHECKING:
     from rich.table import Column
@@ -40,11 +41,7 @@ if TYPE_CHECKING:
 _MAX_INTEGER = 2**32 - 1  # numpy's largest seed; no other integer option needs larger values
 _OUTPUT_OPTIONS = ("output", "report")
 # Of each group one option counts: a typed one replaces another in the file of --config.
-_EXCLUSIVE = (
-    {"epochs", "steps"},
-    {"learning_rate", "lr_sweep", "sweep_rates"},
-    {"random_resized_crop", "random_crop", "scale_jitter"},
-)
+_EXCLUSIVE = ({"epochs", "steps"}, {"learning_rate", "lr_sweep", "sweep_rates"}, set(CROPS))
 _BOOLEAN_WORDS = ("true", "yes", "on", "1", "false", "no", "off", "0")
 # Command -> its extra, and the libraries of that extra that it always needs.
 _REQUIREMENTS = {
@@ -307,8 +304,8 @@ def _read_last_run_options(context: typer.Context, file: Path, records: list[Any
     except (ValueError, typer.TyperException) as error:
         context.fail(f"--config {file} records a command that cannot be parsed ({error}); type its options instead")
     sources = {name: run_context.get_parameter_source(name) for name in run_context.params}
-    typed_names = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-    return {name: run_context.params[name] for name in typed_names.difference(_SINGLE_USE_OPTIONS)}
+    typed_names = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    return {name: run_context.params[name] for name in typed_names if name not in _SINGLE_USE_OPTIONS}
 
 
 def _to_text(value: Any) -> Any:

@@ -324,8 +324,8 @@ class Recipe:
             for name, value in new_values.items()
             if name in AUGMENTATION_FIELDS
         }
-        if any(augmentation.get(crop) is not None for crop in _CROPS):
-            augmentation = {**dict.fromkeys(_CROPS), **augmentation}
+        if any(augmentation.get(crop) is not None for crop in CROPS):
+            augmentation = {**dict.fromkeys(CROPS), **augmentation}
         if augmentation:
             changes["augmentation"] = dataclasses.replace(self.augmentation, **augmentation)
         recipe = dataclasses.replace(self, **changes)
@@ -566,7 +566,7 @@ class ContrastiveOptions:
         _check(self, "pretrain")
 
 
-_CROPS = ("random_resized_crop", "random_crop", "scale_jitter")
+CROPS = ("random_resized_crop", "random_crop", "scale_jitter")
 _OFF: Mapping[str, Any] = {
     **dict.fromkeys(("random_resized_crop", "scale_jitter", "randaugment"), (0, 0)),
     **{"random_crop": 0, "auto_augment": "none"},

@@ -244,8 +244,8 @@ class CueConflicts:
             for name, class_labels in labels_by_class.items():
                 missing += [f"'{label}' (class {name})" for label in class_labels if label not in indices]
             if not missing:
-                rows = labels_by_class.values()  # in the order of the classes; synonyms count once
-                labels = tuple(tuple(dict.fromkeys(map(indices.__getitem__, row))) for row in rows)
+                rows = [[indices[label] for label in class_labels] for class_labels in labels_by_class.values()]
+                labels = tuple(tuple(dict.fromkeys(row)) for row in rows)  # synonyms of one label count once
                 # The fingerprint includes classes and labels, as the result depends on them as much as on the pixels.
                 content = (self.images.fingerprint, self.classes, self.shapes, self.textures, labels)
                 fingerprint = hash_text(repr(content))

@@ -68,10 +68,11 @@ def convert_labels(splits: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
             to_type = float
     is_multi = any(map(is_multi_label, splits.values()))
 
-    def convert(label: Any) -> Any:
-        if is_multi:
-            return [to_type(each) if isinstance(each, str) else each for each in flatten_labels([label])]
+    def convert_one(label: Any) -> Any:
         return to_type(label) if isinstance(label, str) else label  # a missing label is None
+
+    def convert(label: Any) -> Any:
+        return list(map(convert_one, flatten_labels([label]))) if is_multi else convert_one(label)
 
     return {split: list(map(convert, labels)) for split, labels in splits.items()}
 

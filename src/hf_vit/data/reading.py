@@ -35,6 +35,7 @@ from hf_vit.repositories.stores import is_store_url, read_sizes
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
+    from huggingface_hub.hf_api import DatasetInfo
 
 logger = logging.getLogger(__name__)
 _IMAGE_NAMES = ("image", "img", "picture")
@@ -565,8 +566,7 @@ def _to_text(value: Any) -> Any:
 def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
     """Open a Hub data set; without a network, the version in the cache."""
     from datasets import load_dataset
-    from huggingface_hub import HfApi, HfFileSystem
-    from pyarrow import parquet
+    from huggingface_hub import HfApi
 
     repo, _, configuration = source.name.partition(":")
     problem = f"'{source.name}' does not exist as a path, and cannot be loaded as a Hub data set"
@@ -578,13 +578,11 @@ def _open_hub(source: DataSource, *, streaming: bool) -> RawTables:
         if not _is_cached(repo):
             raise UserError(f"{problem}: {error}; check the spelling of the path or id") from error
         info = commit = None  # load the cached version
-    if info is not None and not _refuse_outside_files(repo, commit):
-        # All files are one configuration, read with the class names of the first; one file of every split shows others.
-        names = [Path(file.rfilename) for file in info.siblings or () if file.rfilename.endswith(".parquet")]
-        firsts = [paths[0].as_posix() for paths in group_by_split((name, name.parts) for name in names).values()]
-        with guard_hub_access(repo):
-            opened = [HfFileSystem().open(f"datasets/{repo}@{commit}/{name}") for name in firsts]
-            _refuse_class_mismatch(repo, zip(firsts, map(parquet.read_schema, opened), strict=True))
+    if info is not None:
+        patterns = list(_read_file_patterns(repo, commit))
+        _refuse_outside_files(repo, patterns)
+        if not patterns:  # then all parquet files are one configuration
+            _refuse_hub_class_mismatch(repo, info)
     try:
         dataset: Any = load_dataset(repo, configuration or None, revision=commit, streaming=streaming)
         raw_splits = dict(dataset)
@@ -637,16 +635,29 @@ def _is_cached(repo: str) -> bool:
     return Path(config.HF_DATASETS_CACHE, "___".join([*user, camelcase_to_snakecase(name)])).expanduser().is_dir()
 
 
-def _refuse_outside_files(repo: str, commit: str | None) -> bool:
-    """Return whether the data set's card names files; raise UserError if they are outside its repository."""
-    patterns = list(_read_file_patterns(repo, commit))
+def _refuse_hub_class_mismatch(repo: str, info: "DatasetInfo") -> None:
+    """Raise UserError if the parquet files of a Hub data set number the classes differently.
+
+    `datasets` reads all with the class names of the first; one file of every split shows whether others differ.
+    """
+    from huggingface_hub import HfFileSystem
+    from pyarrow import parquet
+
+    paths = [Path(file.rfilename) for file in info.siblings or () if file.rfilename.endswith(".parquet")]
+    names = [files[0].as_posix() for files in group_by_split((path, path.parts) for path in paths).values()]
+    with guard_hub_access(repo):
+        files = [HfFileSystem().open(f"datasets/{repo}@{info.sha}/{name}") for name in names]
+        _refuse_class_mismatch(repo, zip(names, map(parquet.read_schema, files), strict=True))
+
+
+def _refuse_outside_files(repo: str, patterns: Iterable[str]) -> None:
+    """Raise UserError if the data set's card names files outside its repository."""
     for pattern in patterns:
         if "://" in pattern or "::" in pattern or pattern.startswith(("/", "~", "\\")) or ".." in pattern.split("/"):
             raise UserError(
                 f"{repo} names files outside its repository ({pattern[:80]!r}), which hf_vit does not read for "
                 "safety; give another data set"
             )
-    return bool(patterns)
 
 
 def _read_file_patterns(repo: str, commit: str | None) -> Iterator[str]:

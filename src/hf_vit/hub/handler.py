@@ -211,11 +211,12 @@ class EndpointHandler:
     def _detect(self, inputs: Mapping[str, Any], size: tuple[int, int], threshold: float) -> list[dict[str, Any]]:
         """Return the objects in one image of `size` (height, width) px."""
         if hasattr(self.processor, "post_process_object_detection"):
-            outputs, sides = self.model(**inputs), [size]
+            height, width = size
             if "pixel_mask" in inputs:  # boxes are shares of the padded image, in which the mask shows the image
                 mask = inputs["pixel_mask"][0].float()
-                sides = [(size[0] / float(mask[:, 0].mean()), size[1] / float(mask[0].mean()))]
-            (objects,) = self.processor.post_process_object_detection(outputs, threshold, sides)
+                height, width = height / float(mask[:, 0].mean()), width / float(mask[0].mean())
+            outputs = self.model(**inputs)
+            (objects,) = self.processor.post_process_object_detection(outputs, threshold, [(height, width)])
         else:  # Mask R-CNN, which rescales boxes itself
             (objects,) = self.model(**inputs, target_sizes=[size]).detections
         answer: list[dict[str, Any]] = []

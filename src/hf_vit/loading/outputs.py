@@ -308,9 +308,7 @@ def check_finite(values: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def _check_outputs(outputs: Any) -> Any:
-    """Return the outputs of a dense model in float32, because bfloat16 has no whole px; raise UserError if they are
-    NaN, in which processors find classes, too.
-    """
+    """Return the outputs of a dense model in float32, as bfloat16 rounds boxes; raise UserError if they are NaN."""
     for name in ("logits", "pred_boxes", "class_queries_logits", "masks_queries_logits"):
         if (values := getattr(outputs, name, None)) is not None:
             setattr(outputs, name, check_finite(values.to(torch.promote_types(values.dtype, torch.float32)), "outputs"))

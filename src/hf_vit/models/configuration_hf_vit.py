@@ -269,9 +269,9 @@ class HfBaseConfig(BackboneConfigMixin, PreTrainedConfig):
         loaded_map: dict[str, Any] = stored_map if isinstance(stored_map, dict) else {}
         custom_classes: dict[str, str] = {}
         for auto_class, target in loaded_map.items():
-            module, _, name = str(target).partition(".")
-            is_name = module.isidentifier() and name.isidentifier()
-            if is_name and module not in has_module and (folder / f"{module}.py").is_file():
+            code, _, class_name = str(target).partition(".")
+            is_name = code.isidentifier() and class_name.isidentifier()
+            if is_name and code not in has_module and (folder / f"{code}.py").is_file():
                 custom_classes[auto_class] = target
         module = type(self).__module__.rpartition(".")[2]
         name = type(self).__name__

@@ -359,7 +359,8 @@ class RelativePositions(nn.Module):
     def __init__(self, config: HfViTBaseConfig, width: int) -> None:
         super().__init__()
         self.config = config
-        self.grid = h, w = config.grid
+        self.grid = config.grid
+        h, w = config.grid
         self.offset_embeddings = nn.Parameter(torch.zeros((2 * h - 1) * (2 * w - 1), width))
 
     def init_weights(self) -> None:
@@ -653,7 +654,7 @@ class HfViTEmbeddings(nn.Module):
         height, width = pixel_values.shape[2:]
         stride_h, stride_w = self.config.patch_stride
         h, w = self.config.grid_of(height, width)
-        # Incomplete patches at the end are ignored, as originally. A graph's comparison would make sizes constant.
+        # As the original code, the model ignores incomplete patches. In a graph, a comparison would fix the sizes.
         if not torch.compiler.is_compiling() and (h * stride_h < height or w * stride_w < width):
             warnings.warn(
                 f"images of {height}x{width} px hold {h}x{w} whole patches of {stride_h}x{stride_w} px, so the model "

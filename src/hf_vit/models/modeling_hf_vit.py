@@ -268,8 +268,9 @@ class HfViTMLP(nn.Module):
 
     def init_weights(self) -> None:
         """Initialize the biases with small random values, as the original code."""
-        for layer in (self.fc1, self.fc2) if self.has_bias else ():
-            init.normal_(layer.bias, std=1e-6)
+        if self.has_bias:
+            for layer in (self.fc1, self.fc2):
+                init.normal_(layer.bias, std=1e-6)
 
 
 class HfViTSwiGLU(nn.Module):

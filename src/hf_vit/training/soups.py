@@ -151,10 +151,9 @@ def make_soup(
             cast(Any, soup_model).save_pretrained(folder)
             loaded[0].processor.save_pretrained(folder)
             write_trained(folder, [], used_folders)
-            chosen_on = None if validation is None else validation.fact()
-            record = make_record("training", values=values, data=chosen_on, command=command, device=device)
-            append_record(folder, record)
-            if test and result:
+            fact = None if validation is None else validation.fact()
+            append_record(folder, make_record("training", values=values, data=fact, command=command, device=device))
+            if test is not None and result is not None:
                 run = ProtocolRun("top1", result, test, {}, result.seconds)
                 save_protocol(run, folder=folder, command=command, device=device)
             for examination in filter(None, (validation, test)):

@@ -49,6 +49,7 @@ _CLASSIFIER_SETTINGS = (
     *("layer_decay", "average_decay", "sam_rho", "label_smoothing", "head_bias", "mixup_alpha", "cutmix_alpha"),
     "patience",
 )
+# The defaults of all settings; those given here have none, and every recipe sets them.
 DEFAULTS = Recipe(name="", source="", summary="", learning_rate=1.0, batch_size=1, epochs=1.0).settings()
 
 
