@@ -168,10 +168,13 @@ def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path, capfd:
     file = shutil.copytree(places["FOLDER"], tmp_path / "out") / places["GRAPH"].name
     if file.suffix == ".onnx":
         proto = onnx.load(file)
-        next(entry for entry in proto.metadata_props if entry.key == "labels").value = "[1]"
-        onnx.save(proto, file)
-        with pytest.raises(UserError, match=r"onnxruntime cannot read .*model\.onnx: .* export the model again"):
-            load_model(file)
+        metadata = {entry.key: entry for entry in proto.metadata_props}
+        elsewhere = '{"image_processor_type": "OneFormerImageProcessor", "class_info_file": "private.json"}'
+        for key, value, reason in (("labels", "[1]", ""), ("processor", elsewhere, "another repository")):
+            metadata[key].value = value
+            onnx.save(proto, file)
+            with pytest.raises(UserError, match=rf"onnxruntime cannot read .*model\.onnx: .*{reason}.* export the"):
+                load_model(file)
         del proto.metadata_props[:]
         onnx.save(proto, file)
     else:

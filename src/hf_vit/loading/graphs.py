@@ -18,7 +18,7 @@ from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Outputs, Runtime
 from hf_vit.environment import sums_int8_in_16_bits
 from hf_vit.errors import UserError, to_one_line
-from hf_vit.repositories.reading import refuse_pointer
+from hf_vit.repositories.reading import check_references, refuse_pointer
 from hf_vit.writing import make_scratch_folder
 
 
@@ -55,6 +55,7 @@ class GraphForImageClassification(nn.Module):
             labels: dict[str, str] = json.loads(self.graph.about["labels"])
             with make_scratch_folder("processor") as folder:  # transformers finds the class by a file
                 (folder / "preprocessor_config.json").write_text(self.graph.about["processor"], encoding="utf-8")
+                check_references(folder, "the graph")
                 self.processor: Any = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
             self.thresholds: dict[str, Any] = dict(json.loads(self.graph.about.get("thresholds", "{}")))
             self.takes: str = self.graph.about.get("takes", PIXEL_VALUES)
