@@ -384,7 +384,7 @@ def test_a_sweep_by_command(command, fails, tiny_checkpoint, colours, tmp_path):
         (("--sweep-rates", "a,b"), "is not a list of numbers"),
         (("--sweep-rates", "0.1,0.1"), "contain a duplicate"),
         (("--sweep-rates", "-1"), "greater than 0"),
-        (("--sweep-rates", "0.1,0.2", "--learning-rate", "0.1"), "leave --learning-rate out, or the sweep"),
+        (("--sweep-rates", "0.1,0.2", "--learning-rate", "0.1"), "leave them or --learning-rate out"),
         (("--recipe", "digits", "--lr-sweep"), "has no learning rates for --lr-sweep"),
     ):
         fails((*arguments, "--output", tmp_path / "no", *words), message)

@@ -332,7 +332,8 @@ def read_dense(source: DataSource, opened: RawTables | None, selection: NamedCol
     read = _read_masks if target == "mask" else _read_objects
     tables = read(opened, source.name, selection)
     tables.revision = opened.revision
-    for column, splits in (("image", tables.images), ("mask", getattr(tables, "masks", {}))):
+    masks = tables.masks if isinstance(tables, MaskTables) else {}
+    for column, splits in (("image", tables.images), ("mask", masks)):
         for table in splits.values():
             refuse_foreign_images(table, column, source)
     return tables

@@ -248,9 +248,9 @@ def pool(model: nn.Module, features: torch.Tensor, pixel_values: torch.Tensor | 
     height, width = (0, 0) if pixel_values is None else pixel_values.shape[2:]
     if features.ndim == 4:
         first, second, third = features.shape[1:]
-        # Whether the ratio of the first two axes is nearer to the image's than that of the last two.
-        is_nearer = abs(first * width - second * height) * third < abs(second * width - third * height) * second
-        return features.mean(dim=(1, 2) if is_nearer or is_channels_last(model) else (2, 3))
+        # The height and width of a map have about the ratio of the image's.
+        is_last = width > 0 and abs(first / second - height / width) < abs(second / third - height / width)
+        return features.mean(dim=(1, 2) if is_last or is_channels_last(model) else (2, 3))
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)  # of timm
     if patch is not None and features.shape[1] == height // as_pair(patch)[0] * (width // as_pair(patch)[1]):
         return features.mean(dim=1)

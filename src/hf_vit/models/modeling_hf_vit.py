@@ -409,7 +409,9 @@ def get_patch_token_slice(config: HfViTBaseConfig) -> slice:
     causal.
     """
     special = config.num_special_tokens
-    return slice(0, -special or None) if config.is_causal else slice(special, None)
+    if config.is_causal:
+        return slice(0, -special if special else None)
+    return slice(special, None)
 
 
 class AttentionPooling(nn.Module):

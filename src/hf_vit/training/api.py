@@ -115,7 +115,7 @@ def finetune(
     job = _make_job(task_key, model, data, output, recipe, options, command, settings)
     run_options = job.options
     if lr_sweep is not False and settings.get("learning_rate") is not None:
-        raise UserError("a sweep tries learning rates of its own; leave --learning-rate out, or the sweep")
+        raise UserError("--lr-sweep and --sweep-rates try rates of their own; leave them or --learning-rate out")
     rates = _find_rates(job.recipe, task, lr_sweep, runner)
     if task != "classification":
         training_task = TASKS[task](head or find_dense_head(job.model_name, task), head_width)
