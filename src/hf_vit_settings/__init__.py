@@ -299,7 +299,7 @@ class Recipe:
         """Return a copy of the recipe with other values; None changes nothing.
 
         (0, 0) switches an augmentation with two values off, 0 random_crop and "none" auto_augment. A random crop
-        replaces the recipe's random crop of another kind.
+        replaces the recipe's random crop of another kind, and loss="ce" removes the recipe's bce_threshold.
 
         Args:
             **values: names of `OVERRIDABLE`, or image_size.

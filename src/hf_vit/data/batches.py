@@ -405,7 +405,10 @@ class ImageCollator:
         self._mixes: list[Any] = [kind(alpha=alpha, num_classes=num_labels) for kind, alpha in kinds if alpha > 0]
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-        """Stack the images of examples [B, C, H, W] with their labels, and mix them if mixup or cutmix is on."""
+        """Stack the images of examples [B, C, H, W] with their labels, and mix them if mixup or cutmix is on.
+
+        Raises TypeError for a label that is not a whole number.
+        """
         images = [torch.as_tensor(example["pixel_values"]) for example in examples]
         inputs: Any = (
             {"pixel_values": torch.stack(images)} if self.patch is None else pad_to_patches(images, self.patch)

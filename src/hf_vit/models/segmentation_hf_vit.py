@@ -71,6 +71,9 @@ class HfLinearForSemanticSegmentation(HfDenseMixin, PreTrainedModel):
         Returns:
             logits [B, K, H, W], and with labels the loss: the mean cross-entropy of the labeled pixels, 0 if there are
                 none.
+
+        Raises:
+            ValueError: labels for a model of one class.
         """
         outputs = self.backbone(pixel_values, return_dict=True, **kwargs)
         largest, *smaller = outputs.feature_maps
