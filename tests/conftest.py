@@ -183,6 +183,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def report(level: str = "AVX512", machine: str = "x86_64", **capabilities: object) -> None:
         known = {"architecture": machine, **capabilities}
+        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: level)
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
         monkeypatch.setattr(platform, "machine", lambda: machine)

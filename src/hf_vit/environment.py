@@ -5,6 +5,7 @@ import ctypes
 import functools
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -202,7 +203,11 @@ def get_cpu_capabilities() -> Mapping[str, Any]:
     import torch
 
     get_capabilities = getattr(torch.cpu, "get_capabilities", None)
-    return get_capabilities() if get_capabilities is not None else {}
+    capabilities: Mapping[str, Any] = get_capabilities() if get_capabilities is not None else {}
+    if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("SSE41", "AVX", "AVX2", "AVX512_CORE"):
+        # Limited so, oneDNN and OpenVINO do not use what this CPU has beyond.
+        return {name: value for name, value in capabilities.items() if not re.search("vnni|bf16|amx", name)}
+    return capabilities
 
 
 def emulates_bfloat16() -> bool:

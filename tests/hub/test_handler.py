@@ -400,6 +400,10 @@ def test_models_of_others_see_padded_images_and_parts(kind: str, tmp_path: Path)
     if kind == "yolos":
         boxes = [list(entry["box"].values()) for entry in answer]
         np.testing.assert_allclose(boxes, [entry["box"] for entry in expected.answers], rtol=0, atol=1.01)
+    torch.nn.init.constant_(next(parts[0].parameters()), torch.nan)
+    parts[0].save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="outputs are not finite"):
+        load_handler(tmp_path)({"inputs": image, "parameters": parameters})
 
 
 @pytest.mark.parametrize("kind", [ViTModel, hf_vit.HfViTModel])

@@ -237,7 +237,7 @@ def test_a_processor_reads_no_file_of_another_place(model_folder: Path, tmp_path
     (tmp_path / "private.json").write_text('{"0": {"name": "secret", "isthing": 1}}')
     settings = {"image_processor_type": "OneFormerImageProcessor", "repo_path": str(tmp_path)}
     place = {"class_info_file": str(tmp_path / "private.json")}
-    refusal = r"refers to another repository \(class_info_file: .*private\.json"
+    refusal = r"refers to another repository \(class_info_file: "
     for fields, match in (
         ({"class_info_file": "private.json"}, refusal),
         ({"inner": place}, refusal),

@@ -417,9 +417,11 @@ def test_a_packed_mlp_knows_what_its_second_layer_reads():
         ("aarch64", {}, False),
     ],
 )
-def test_which_processors_sum_in_16_bits(machine: str, known: dict[str, bool], is_narrow: bool, processor):
+def test_which_processors_sum_in_16_bits(machine: str, known: dict[str, bool], is_narrow: bool, processor, monkeypatch):
     processor(machine=machine, **known)
     assert environment.sums_int8_in_16_bits() == is_narrow
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx2")
+    assert environment.sums_int8_in_16_bits() == (machine == "x86_64"), "oneDNN uses nothing beyond AVX2"
 
 
 @pytest.mark.parametrize("name", ["plain", "hybrid", "axial", "mixer"])

@@ -415,7 +415,7 @@ def test_tune_auto_trains_the_best_of_short_trials_and_goes_on_after_a_kill(tiny
     shutil.rmtree(again / "checkpoints" / "chosen" / "checkpoints" / "checkpoint-20")
     shutil.rmtree(again / "checkpoints" / "tune-lora")
     with pytest.raises(UserError, match="was started with --tune auto"):
-        run("again", resume=True, lr_sweep=RATES)
+        run("again", resume=True, lr_sweep=RATES, learning_rate=None)
     result = run("again", tune="auto", resume=True)
     assert same_weights(result.folder, done.folder)
     without_time = [[{**trial, "seconds": None} for trial in each.trials] for each in (done, result)]

@@ -443,7 +443,7 @@ def test_images_that_the_model_is_judged_by_are_not_learnt_from(kind, train, col
     [
         dict(average_decay=0.5, layer_decay=0.7, balanced_sampling=True, patience=1),
         dict(tune="lora", lora_rank=2),
-        dict(tune="head", lr_sweep=[1e-3, 1e-2]),
+        dict(tune="head", lr_sweep=[1e-3, 1e-2], learning_rate=None),
     ],
     ids=["weights", "lora", "sweep"],
 )

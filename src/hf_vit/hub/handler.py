@@ -197,9 +197,17 @@ class EndpointHandler:
             pooled = states[:, 0] if has_class_token else states.mean(1)
         return _to_finite(pooled.flatten(1)).tolist()
 
+    def _compute(self, inputs: Mapping[str, Any]) -> Any:
+        """Return a dense model's outputs in float32, as bfloat16 rounds boxes; processors find classes in NaN, too."""
+        outputs = self.model(**inputs)
+        for name in ("logits", "pred_boxes", "class_queries_logits", "masks_queries_logits"):
+            if getattr(outputs, name, None) is not None:
+                setattr(outputs, name, _to_finite(getattr(outputs, name)))
+        return outputs
+
     def _segment(self, inputs: Mapping[str, Any], size: tuple[int, int]) -> list[dict[str, Any]]:
         """Return a mask for every class in one image of `size` (height, width) px."""
-        outputs = self.model(**inputs)
+        outputs = self._compute(inputs)
         (classes,) = self.processor.post_process_semantic_segmentation(outputs, target_sizes=[size])
         names = self.model.config.id2label
         return [
@@ -215,7 +223,7 @@ class EndpointHandler:
             if "pixel_mask" in inputs:  # boxes are shares of the padded image, in which the mask shows the image
                 mask = inputs["pixel_mask"][0].float()
                 height, width = height / float(mask[:, 0].mean()), width / float(mask[0].mean())
-            outputs = self.model(**inputs)
+            outputs = self._compute(inputs)
             (objects,) = self.processor.post_process_object_detection(outputs, threshold, [(height, width)])
         else:  # Mask R-CNN, which rescales boxes itself
             (objects,) = self.model(**inputs, target_sizes=[size]).detections

@@ -409,6 +409,7 @@ def _load_from_timm(source: Source, device: str | None, as_classifier: bool) -> 
 
     with explain_load_errors(source.name):  # the settings are those of an untrusted pretrained_cfg
         transform: Any = create_transform(**resolve_model_data_config(model), is_training=False)
+        transform(PROBE)
     name = TIMM + get_source_name(source).removeprefix(TIMM)
     return LoadedModel(model, partial(_transform_images, transform), name, facts_folder=source.facts_folder)
 
