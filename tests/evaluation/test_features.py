@@ -291,7 +291,7 @@ CONFIG, WEIGHTS, PROCESSOR = "config.json", "model.safetensors", "preprocessor_c
         (WEIGHTS, "", "weights of .* are damaged"),
         (WEIGHTS, "version https://git-lfs.github.com/spec/v1", "is a Git LFS pointer .*git lfs"),
         (PROCESSOR, None, r"no readable image processor"),
-        (PROCESSOR, "{", r"no readable image processor"),
+        (PROCESSOR, "{", r"preprocessor_config\.json of .* is not valid JSON.*; download it again, or save it"),
         (PROCESSOR, {"image_std": [0.5, 0, 0.5]}, r"pixels that are not finite .* correct image_mean, image_std"),
         ("", lambda: ViTModel(make_classifier().config),
          r"no trained classification head .the weights classifier\.bias, classifier\.weight are missing"),
