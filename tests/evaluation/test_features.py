@@ -162,9 +162,9 @@ def test_maps_whose_channels_are_last_in_the_layers_alone():
     for side in ((64, 64), (64, 32)):
         model, pixels = SwinTransformerV2Cr(img_size=side, **sizes).eval(), torch.randn(2, 3, *side)
         with torch.no_grad():
-            found = compute_depth_features(model, pixels)
+            by_layer = compute_depth_features(model, pixels)
             maps = model.forward_intermediates(pixels, intermediates_only=True)
-        for features, each in zip(found.values(), maps, strict=False):
+        for features, each in zip(by_layer.values(), maps, strict=False):
             torch.testing.assert_close(features, each.mean(dim=(2, 3)))
 
 

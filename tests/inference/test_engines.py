@@ -301,11 +301,11 @@ def test_auto_is_openvino_where_it_is_installed_and_faster(
 ):
     """Torch is faster with axial models in float32, where it has more than AVX2."""
     processor("AVX2" if with_avx2_alone else "AVX512")
-    chosen = engines.choose_engine(
+    engine = engines.choose_engine(
         "auto", build(family=(FAMILIES | OTHERS)[name]).to(dtype), (dtype, torch.device("cpu")), {}
     )
     is_torchs = "axial" in name and dtype == torch.float32 and not with_avx2_alone
-    assert chosen is (None if is_torchs else engines.ENGINES["openvino"])
+    assert engine is (None if is_torchs else engines.ENGINES["openvino"])
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,7 @@ def collect_warnings(
     data = examination.data
     training = Facts.load(folder).find_latest("training")
     warnings = note_trained(folder, digests)
+    trained_images = count_trained(folder, digests) if warnings else 0
     if training is not None and training.data is not None and training.data.name == data.name:
         is_same_kind = bool(training.values.get("streaming")) == bool(data.readers)
         old_fingerprint = training.data.fingerprint
@@ -159,7 +160,7 @@ def collect_warnings(
         warnings.append(MULTI_LABEL_WARNING)
     input_settings = {name: settings[name] for name in _INPUT_SETTINGS if name in settings}
     warnings += [_INPUT_SETTINGS[name].format(value) for name, value in input_settings.items()]
-    values = {"warnings": warnings, "trained_images": count_trained(folder, digests), "fed": input_settings}
+    values = {"warnings": warnings, "trained_images": trained_images, "fed": input_settings}
     return {name: value for name, value in values.items() if value}
 
 
