@@ -32,6 +32,8 @@ _CONVERTED_BY_PILLOW = ("1", "L", "P", "CMYK", "YCbCr", "HSV", "RGBX")
 # Tags of TIFF files and of EXIF.
 _BITS, _PHOTOMETRIC, _ORIENTATION = 0x0102, 0x0106, 0x0112
 _SIDEWAYS = (5, 6, 7, 8)  # orientations that swap height and width
+# Floats up to this value are shares of white; resizing may lift white a little above 1.
+WHITE = 1.001
 # What the last bytes of a complete file contain; other bytes may follow it.
 _ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9", "MPO": b"\xff\xd9"}
 _TAIL = 64
@@ -100,8 +102,7 @@ def _floats_to_gray(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
             f"a floating-point image holds values from {low:g} to {high:g}; save it with values from 0 to 1, or "
             "from 0 to 255"
         )
-    is_share = high <= 1.001  # when an image is resized, rounding may lift white a little above 1
-    return _to_gray(np.rint(_invert_from_white(values * 255 if is_share else values, tags, 255)))
+    return _to_gray(np.rint(_invert_from_white(values * 255 if high <= WHITE else values, tags, 255)))
 
 
 def _invert_from_white(values: Any, tags: Mapping[int, Any], full: int) -> Any:

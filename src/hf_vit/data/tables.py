@@ -15,7 +15,8 @@ from hf_vit.data.annotations import LABELED, Target, encode_mask, summarize_mask
 from hf_vit.data.files import FileNames
 from hf_vit.data.images import ImageScan, describe_image_problem
 from hf_vit.data.labels import normalize_label, normalize_name, summarize_names
-from hf_vit.data.reading import NamedColumns, RawTables, encode_images, make_image_table, refuse_foreign_images
+from hf_vit.data.pixels import encode_images
+from hf_vit.data.reading import NamedColumns, RawTables, make_image_table, refuse_foreign_images
 from hf_vit.data.sources import DataSource
 from hf_vit.data.splits import SPLITS, split_name
 from hf_vit.environment import require
