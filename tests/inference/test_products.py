@@ -493,22 +493,29 @@ def test_rounding_by_inputs_is_the_greedy_best():
     assert best < 0.5 * plain
 
 
-@pytest.mark.parametrize("fields", [{}, {"mlp_type": "swiglu", "norm_type": "rmsnorm"}, {"norm_after_branches": True}])
+@pytest.mark.parametrize(
+    ("fields", "share"),
+    [({}, 0.5), ({"mlp_type": "swiglu", "norm_type": "rmsnorm"}, 0.5), ({"norm_after_branches": True}, 1.0)],
+)
 @torch.no_grad()
-def test_calibrated_answers_are_closer(fields: dict[str, Any]):
-    """With a channel many times as large as the others, as pretrained models have."""
-    family = FAMILIES["plain"]
-    model: Any = family.build("classification", **fields).eval()
-    for layer in model.vit.layers:
-        for norm in (layer.layernorm_before, layer.layernorm_after):
-            norm.weight[0] *= 30
-    images = torch.randn(24, 3, *model.config.nominal_size, generator=torch.Generator().manual_seed(1))
-    wanted, before = model(images[:8]).logits, copy.deepcopy(model.state_dict())
-    calibrate = {"quantize": "int8", "calibrate": images[8:]}
-    plain = hf_vit.optimize_for_inference(copy.deepcopy(model), quantize="int8")(images[:8]).logits
-    copied = copy.deepcopy(model).train()
-    calibrated = hf_vit.optimize_for_inference(copied, **calibrate)(images[:8]).logits
-    assert (calibrated - wanted).norm() < 0.8 * (plain - wanted).norm()
+def test_calibrated_answers_are_closer(fields: dict[str, Any], share: float):
+    """With a channel many times as large as the others, as pretrained models have.
+
+    No norm can divide it where norms follow the branches. The usual token is judged, as few logits differ by chance.
+    """
+    for seed in range(8):
+        model: Any = FAMILIES["plain"].build("classification", seed=seed, **fields).eval()
+        for layer in model.vit.layers:
+            for norm in (layer.layernorm_before, layer.layernorm_after):
+                norm.weight[0] *= 30
+        images = torch.randn(80, 3, *model.config.nominal_size, generator=torch.Generator().manual_seed(seed))
+        wanted, before = model.vit(images[16:]).last_hidden_state, copy.deepcopy(model.state_dict())
+        calibrate = {"quantize": "int8", "calibrate": images[:16]}
+        plain = hf_vit.optimize_for_inference(copy.deepcopy(model), quantize="int8").vit(images[16:])
+        copied = copy.deepcopy(model).train()
+        calibrated = hf_vit.optimize_for_inference(copied, **calibrate).vit(images[16:])
+        errors = [(given.last_hidden_state - wanted).norm(dim=-1).median() for given in (calibrated, plain)]
+        assert errors[0] < share * errors[1]
     with pytest.raises(ValueError, match="the model needs"):
         hf_vit.optimize_for_inference(model.train(), quantize="int8", calibrate=images[:, :2])
     assert model.training
