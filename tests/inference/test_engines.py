@@ -428,9 +428,13 @@ def test_a_graph_is_kept_for_the_same_model_alone(exports: list[Any], tmp_path: 
     optimize(model, "openvino")
     assert len(exports) == len(list(entry.parent.iterdir())) == 4
     assert not old.exists()
+    monkeypatch.setattr(metadata, "version", lambda package: "1")
+    monkeypatch.setattr(runtimes, "CACHE_BYTES", 1)
+    optimize(model, "openvino")
+    assert (len(exports), len(list(entry.parent.iterdir()))) == (5, 4), "a graph too large for the cache empties it"
     monkeypatch.setenv(runtimes.CACHE_VARIABLE, "")
     optimize(model, "openvino")
-    assert len(exports) == 5
+    assert len(exports) == 6
 
 
 @torch.no_grad()

@@ -348,6 +348,11 @@ def _run_openvino(compiled: Any, names: list[str], sizes: str, images: torch.Ten
     results = compiled.create_infer_request().infer([images.numpy()])
     if any(len(results[name]) != len(images) for name in names):
         size = "x".join(map(str, images.shape[2:]))
+        if limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):  # int8 graphs may need instructions that it forbids
+            taken = f"unset it (the graph takes images of {sizes})"
+            raise UserError(
+                f"OpenVINO computes nothing under ONEDNN_MAX_CPU_ISA={limit} for images of {size} px; {taken}"
+            )
         raise UserError(f"the OpenVINO graph does not take images of {size} px; resize them to {sizes}")
     return {name: torch.from_numpy(results[name].copy()) for name in names}
 
@@ -419,6 +424,8 @@ def _keep_graph(graph: Any, entry: Path) -> None:
     with suppress(OSError, RuntimeError, UserError), make_scratch_folder("engine") as scratch:  # such as a full disk
         openvino.save_model(graph, scratch / OPENVINO.file, compress_to_fp16=False)
         text, weights = (part.read_bytes() for part in OPENVINO.parts(scratch / OPENVINO.file))
+        if len(text) + len(weights) > CACHE_BYTES:
+            return  # it would take the place of all others, and would not stay either
         length = len(text).to_bytes(8, "little")
         with replace_file(entry) as temporary, temporary.open("wb") as file:
             temporary.chmod(0o600)
