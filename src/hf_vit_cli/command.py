@@ -149,7 +149,7 @@ class Command(TyperCommand):
         for word, next_word in zip_longest(args, args[1:], fillvalue=""):
             name, equals, value = word.partition("=")
             if name in switches and (equals or next_word.lower() in _BOOLEAN_WORDS):
-                negation = next(iter(switches[name].secondary_opts), f"no {name}")
+                negation = next(iter(switches[name].secondary_opts), "leave it out")
                 got = value if equals else next_word
                 ctx.fail(f"{name} takes no value, but got '{got}'; write {name}, or {negation}")
 
@@ -157,8 +157,9 @@ class Command(TyperCommand):
         """Raise an error for empty values (the path "" is the working folder), devices, and numbers that would
         overflow.
         """
+        given_values = {**(context.default_map or {}), **typed_values}
         for param in self.params:
-            if "" in _to_sequence(typed_values.get(param.name)):
+            if "" in _to_sequence(given_values.get(param.name)):
                 context.fail(f"{_get_flag(param)} is empty; give a value, or leave the option out")
             for value in _to_sequence(context.params.get(param.name)):
                 if isinstance(value, str | Path) and is_device_or_pipe(value):
@@ -251,7 +252,8 @@ def load_config(context: typer.Context, file: Path | None) -> None:
         context.fail(
             f"--config {file} holds no options; write one 'name: value' per line, or give the facts.json of a run"
         )
-    is_switch = {param.name: getattr(param, "is_flag", False) for param in context.command.params}
+    params = context.command.params
+    is_switch = {param.name: getattr(param, "is_flag", False) for param in params if param.name != "config"}
     defaults: dict[str, Any] = {}
     for key, value in options.items():
         flag = _replace_old_name(f"--{key}".replace("_", "-"))

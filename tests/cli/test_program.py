@@ -257,8 +257,12 @@ def test_who_waits_for_libraries_sees_it(command, monkeypatch):
         ("finetune m --model m --data d --output o", "got unexpected extra argument(s) (m)"),
         ("bench", "missing command; hf-vit bench --help"),
         *(
-            (f"finetune S/16 {switch} --data d --output o", f"--streaming takes no value, but got '{value}'")
-            for switch, value in (("--streaming true", "true"), ("--streaming=False", "False"), ("--streaming 1", "1"))
+            (f"finetune S/16 {switch} --data d --output o", f"--streaming takes no value, but got '{value}'{remedy}")
+            for switch, value, remedy in (
+                ("--streaming true", "true", "; write --streaming, or leave it out"),
+                ("--streaming=False", "False", ""),
+                ("--streaming 1", "1", ""),
+            )
         ),
     ],
 )
@@ -280,6 +284,8 @@ def test_misuse_is_told_in_one_line(words, message, command):
         ("{learning_rate: x, data: d, output: o, model: S/16}", "--learning-rate 'x': "),
         ("{random_resized_crop: [1], data: d, output: o, model: S/16}", "--random-resized-crop '1': "),
         ("{steps: true, data: d, output: o, model: S/16}", "--steps 'True': "),
+        ("config: other.yaml", "'config' is not an option; did you mean confidence?"),
+        ("{data: d, output: '', model: S/16}", "--output is empty; give a value, or leave the option out"),
         ("{streaming: maybe, data: d, output: o, model: S/16}", "--streaming 'maybe': "),
         ("{learning_rate: .1, seed: 3}", "--model and --data and --output must be given"),
     ],
