@@ -57,7 +57,7 @@ def model_speed(
 
     import torch
 
-    from hf_vit.environment import pick_device
+    from hf_vit.environment import pick_device, require
     from hf_vit.speed.measuring import SpeedFile
     from hf_vit.speed.peers import (
         OURS,
@@ -86,6 +86,8 @@ def model_speed(
         compiled_names = make_compiled_forms(contestant or ["hf_vit", *PEERS])
         names = list(dict.fromkeys([*names, *compiled_names]))  # some are among the default names
     if engines:
+        libraries = ("openvino", "nncf", "onnx", "onnxscript", "onnxruntime")
+        require(*libraries, purpose="--engines", extra="openvino,export")
         implementations = contestant or ["hf_vit optimized", "transformers", "timm", "vit-pytorch"]
         names += make_engine_forms(implementations) + ([] if contestant else [f"{PRODUCTS}, openvino"])
     speeds = SpeedFile(output, format_command(context), device, turns=turns, builds=builds)

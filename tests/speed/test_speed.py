@@ -24,7 +24,6 @@ from hf_vit.speed.peers import (
     Shape,
     build,
     find_obstacle,
-    make_engine_forms,
     measure_cell,
 )
 
@@ -135,7 +134,7 @@ def test_who_cannot_take_part_is_told(name, shape, how, said):
     assert find_obstacle(name, shape, **how) == said
 
 
-def test_what_cannot_be_measured_is_refused(monkeypatch):
+def test_what_cannot_be_measured_is_refused(monkeypatch, command):
     with pytest.raises(UserError, match="no implementation can be measured: transformers has no Axial-B/16"):
         measure_cell(Cell("inference", AXIAL), ["transformers"], 1)
     with pytest.raises(UserError, match="implementation 'keras' is unknown"):
@@ -145,7 +144,9 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
     for package in ("openvino", "onnxruntime", "onnx", "onnxscript"):
         monkeypatch.setitem(sys.modules, package, None)
     assert find_obstacle("timm, openvino", SHAPE, training=False).startswith("openvino and onnx")
-    assert make_engine_forms(["timm"]) == []
+    message = "--engines needs openvino and onnx and onnxscript and onnxruntime; install with pip install"
+    code, _, err = command("bench", "models", "Ti/16", "--engines")
+    assert (code, err.strip()) == (1, f'hf-vit: {message} "hf-vit[openvino,export]"')
 
 
 @pytest.mark.parametrize("words", [["bench", "models", "--turns", "1"], ["cost"]], ids="-".join)
