@@ -93,7 +93,8 @@ def test_the_page_in_a_browser_is_a_door(tmp_path: Path, command: Command) -> No
 
 
 def test_a_folder_is_not_taken_for_a_repository(tmp_path: Path, command: Command) -> None:
-    assert "is a folder, not a repository; add --doors" in command("verify", tmp_path)[2]
+    remedy = "add --doors, or, for the repository of this name, run the command in another folder"
+    assert f"is a folder, not a repository; {remedy}" in command("verify", tmp_path)[2]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ def verify(
         )
         return
     if Path(repo).is_dir():
-        raise UserError(f"{repo} is a folder, not a repository; add --doors, or give user/name")
+        remedy = "or, for the repository of this name, run the command in another folder"
+        raise UserError(f"{repo} is a folder, not a repository; add --doors, {remedy}")
     check_repo_id(repo)
     if (data or has_device) and not results:
         raise UserError("--data and --device only work with --results; add --results, or leave them out")

@@ -212,9 +212,10 @@ def test_code_is_of_the_folder_alone(model_folder: Path, tmp_path: Path) -> None
     (model_folder / "config.json").write_text(json.dumps(config))
     settings = json.loads((model_folder / "preprocessor_config.json").read_text())
     for targets, match in (
-        ({"AutoImageProcessor": "mallory/code--modeling_hf_vit.Evil"}, "lacks mallory/code--modeling_hf_vit.py"),
+        ({"AutoImageProcessor": "mallory/code--modeling_hf_vit.Evil"},
+         "lacks mallory/code--modeling_hf_vit.py.*or remove auto_map if transformers has the model"),
         ({"AutoImageProcessor": {}}, r"preprocessor_config.json of .* is damaged: auto_map"),
-    ):
+    ):  # fmt: skip
         (model_folder / "preprocessor_config.json").write_text(json.dumps(settings | {"auto_map": targets}))
         refuse(model_folder, match)
 

@@ -197,7 +197,8 @@ def _list_imports(folder: Path, name: str) -> list[str]:
     """Return the sibling modules that a code file imports."""
     path = folder / name
     if not path.is_file():
-        raise UserError(f"{folder} lacks {name}, the model's code; copy it there, or save the model again")
+        remedy = "copy it there, save the model again, or remove auto_map if transformers has the model"
+        raise UserError(f"{folder} lacks {name}, the model's code, which auto_map names; {remedy}")
     check_inside(folder, path)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
