@@ -5,6 +5,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ import transformers
 from evaluation.tiny import make_images
 from hub.conftest import save_model
 from hub.test_handler import save_dense
+from huggingface_hub import RepoCard
 from loopback.client import Client, Loopback, content_hash
 from pages.small_runtime import SMALL_FILES, save_runtime
 from PIL import Image
@@ -282,6 +284,8 @@ def test_a_gradio_space_runs_the_model(
     space = tmp_path / "space"
     xet_client.run("hub.jobs:fetch_space", repo_id="alice/my-app", folder=str(space))
     assert "gradio\n" in (space / "requirements.txt").read_text()
+    python = metadata.metadata("hf-vit")["Requires-Python"].removeprefix(">=")  # Spaces have an older one by default
+    assert RepoCard.load(space / "README.md").data.get("python_version") == python
     stand_in = SimpleNamespace(Interface=Interface, Image=take_upload)
     for name in ("Label", "JSON", "AnnotatedImage"):
         setattr(stand_in, name, lambda name=name: name)
@@ -299,6 +303,9 @@ def test_a_gradio_space_runs_the_model(
         assert shown is image
         assert first[0].shape == (40, 40)
         assert sum(mask for mask, _ in (first, *others)) == pytest.approx(np.ones((40, 40)))
+        found = [{"label": "cat", "score": 0.5, "box": {"xmin": -3, "ymin": 2, "xmax": 9, "ymax": 41}}]
+        app.function.__globals__.update(task="object-detection", handler=lambda _: found)
+        assert app.answer(image) == (image, [((0, 2, 9, 40), "cat 50%")])  # gradio slices arrays by the box
         return
     entries = transformers.pipeline("image-classification", model=str(folder), top_k=6)(image)
     expected = {entry["label"]: pytest.approx(entry["score"], abs=1e-5) for entry in entries}

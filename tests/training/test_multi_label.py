@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, Features, List, Value
+from pages.models import save_classifier
+from pages.small_runtime import SMALL_FILES, save_runtime
 from PIL import Image
 from scipy.special import logit
 from training.conftest import COLOURS
 
 from hf_vit import UserError
+from hf_vit.analysis import open_images
 from hf_vit.audit.results import audit_results
 from hf_vit.data import load_data
 from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, compute_multi_label_metrics, pick_thresholds
 from hf_vit.hub.card import render_card
+from hf_vit.pages.making import make_page
 from hf_vit.results.facts import Facts, append_record
 from hf_vit.training import finetune
 from hf_vit_cli.finetune import print_result
@@ -102,6 +106,15 @@ def test_what_cannot_do_with_several_classes_says_so(shapes, tiny_config, tmp_pa
     for values in ({"mixup_alpha": 0.2}, {"class_weights": True}):
         with pytest.raises(UserError, match="mixup and cutmix do not work with multi-label data"):
             finetune(tiny_config(), str(shapes), tmp_path / "out", steps=2, **values)
+
+
+def test_pages_and_analyses_show_images_of_several_classes(shapes, tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_vit.pages.making.FILES", SMALL_FILES)
+    model, runtime = save_classifier(tmp_path / "model", "plain", "default"), save_runtime(tmp_path / "runtime")
+    make_page([model], tmp_path / "page", images=str(shapes), runtime=runtime)
+    examples = json.loads((tmp_path / "page/page.json").read_text())["examples"]
+    assert {"red", "blue, red"} <= {example["label"] for example in examples}
+    assert open_images(str(shapes), 3).size == 3
 
 
 def test_precision_and_thresholds_by_their_definitions():

@@ -95,7 +95,8 @@ def open_images(source: object, num_images: int = 128, *, split: str = "test", s
             images = read_image_files(path.resolve().name, [files[index] for index in order], num_images)[0]
             images.notes.extend(notes)
             return images
-    return _draw_from_data(load_data(cast(Any, source), skip_bad_images=True, splits=[split]), num_images, split, seed)
+    data = load_data(cast(Any, source), skip_bad_images=True, splits=[split], multi_label=True)
+    return _draw_from_data(data, num_images, split, seed)
 
 
 def read_image_files(name: str, files: Sequence[Path], limit: int | None = None) -> tuple[AnalysisImages, list[Path]]:

@@ -226,7 +226,7 @@ def _explain_refusals() -> Generator[None]:
 
 def _write_images(source: str, folder: Path) -> tuple[list[Path], DataFact]:
     """Write the first test images as PNG files, and return them and what they are."""
-    data = load_data(source, skip_bad_images=True)
+    data = load_data(source, skip_bad_images=True, multi_label=True)
     split = "test" if "test" in data.splits else next(iter(data.splits))
     rows = undecode_images(data.split(split))
     folder.mkdir()

@@ -338,11 +338,11 @@ def collect_gradio(folder: Path, repo_id: str, **options: Any) -> Contents:
         raise UserError(f"the app cannot show the model in {folder}; give a classifier, segmenter or detector")
     title = folder.resolve().name
     license = ModelCard(model.card).data.get("license")
-    header = yaml_dump({"title": title, "sdk": "gradio", "app_file": "app.py", "license": license})
+    settings = {"title": title, "sdk": "gradio", "app_file": "app.py", "python_version": "3.11", "license": license}
     text = "Runs the model in this repository, written by `hf-vit push --space gradio`."
     app_files |= {
         "app.py": resources.files("hf_vit.hub").joinpath("gradio_app.txt").read_bytes(),
-        CARD_NAME: f"---\n{header}---\n\n{text}\n".encode(),
+        CARD_NAME: f"---\n{yaml_dump(settings)}---\n\n{text}\n".encode(),
         REQUIREMENTS: app_files[REQUIREMENTS] + b"gradio\n",
     }
     pattern = re.compile(rf"LICENSE.*|((pre)?processor_)?config\.json|{re.escape(INDEX)}|.*\.(safetensors|py)")

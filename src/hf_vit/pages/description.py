@@ -28,7 +28,6 @@ def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Pa
     config: Any = model.config
     family = find_family(config.model_type)
     assert family is not None
-    attention_kind = "axial" if is_axial(config) else "full"
     return {
         "name": name,
         "family": family.label.partition(" ")[2],  # drops the article
@@ -38,7 +37,7 @@ def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Pa
         "image_size": list(as_pair(config.image_size)),
         "grid": list(config.grid),
         "patch_px": list(config.patch_stride),
-        "attention": attention_kind if family.is_vit else None,
+        "attention": ("axial" if is_axial(config) else "full") if family.is_vit else None,
         "layers": config.num_hidden_layers if family.has_tokens else 0,
         "heads": config.num_attention_heads if family.is_vit else 0,
         "patch_start": (get_patch_token_slice(config).start or 0) if family.is_vit else 0,

@@ -71,7 +71,7 @@ def make_page(
     target = prepare_output(output)
     check_runtime(runtime)
     OnnxGraph().require_libraries()
-    examples = None if images is None else load_data(images, skip_bad_images=True, splits=["test"])
+    examples = None if images is None else load_data(images, skip_bad_images=True, splits=["test"], multi_label=True)
     with quiet_transformers(), deliver_folder(target) as folder:
         names = shorten_names(models)
         descriptions = [
