@@ -280,7 +280,8 @@ export class Panel {
   #from(): string {
     if (this.#query !== null) return this.#named(this.#query);
     const isAttention = this.#shown === "attention" || this.#shown === "rollout";
-    return isAttention && this.model.class_token !== null ? "the class token" : "the mean of all patches";
+    if (!isAttention || this.model.class_token === null) return "the mean of all patches";
+    return this.model.class_token === this.model.patch_start ? "the first patch" : "the class token";
   }
 
   #named(patch: number): string {

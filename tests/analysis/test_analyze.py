@@ -161,14 +161,20 @@ def test_a_place_of_a_rollout_covers_its_patch():
     assert scale.get_xticklabels()[1].get_text() == "95th percentile, 9.3%, to 90.0%"
 
 
-@pytest.mark.parametrize(("choice", "is_pooled"), [("gap_with_class_token", False), ("token_and_gap", True)])
-def test_a_rollout_begins_at_the_tokens_that_the_output_is_read_from(choice, is_pooled, with_processor):
-    model = FAMILIES["plain"].build("classification", choice)
+@pytest.mark.parametrize(
+    ("choice", "read", "fields"),
+    [
+        ("gap_with_class_token", slice(1, None), {}),
+        ("token_and_gap", slice(1), {}),
+        ("default", slice(1, 2), {"pooling": "first_patch", "use_class_token": True}),
+    ],
+)
+def test_a_rollout_begins_at_the_tokens_that_the_output_is_read_from(choice, read, fields, with_processor):
+    model = FAMILIES["plain"].build("classification", choice, **fields)
     found = analyze(with_processor(model), make_images(2), only="attention_rollout", rollout_identity=0.0)
     maps = model.attention_maps(load_model(with_processor(model)).pixel_values(make_images(2)))
     rolled = maps[1].mean(1) @ maps[0].mean(1)
-    rows = rolled[:, :1] if is_pooled else rolled[:, maps.patch_tokens]
-    wanted = rows[:, :, maps.patch_tokens].mean(1).unflatten(1, maps.grid)
+    wanted = rolled[:, read, maps.patch_tokens].mean(1).unflatten(1, maps.grid)
     np.testing.assert_allclose(found["attention_rollout"]["rollout"], wanted.detach(), rtol=1e-5)
 
 

@@ -220,7 +220,7 @@ class TokenLayout:
         patch_px: (height, width) in pixels of the image area that one patch covers.
         patch_tokens: slice of the patches among the tokens, row by row.
         class_token: index of the class token, or None.
-        output_token: the same, but None if the model's output is read from other tokens.
+        output_token: index of the class token or first patch that the output is read from; None for other tokens.
     """
 
     def __init__(self, model: nn.Module) -> None:

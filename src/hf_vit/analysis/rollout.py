@@ -58,8 +58,8 @@ class AttentionRollout(AttentionAnalysis):
     title = "Attention rollout"
     source = "arXiv 2010.11929, appendix D.8; identity mixing: arXiv 2005.00928"
     shows = (
-        "Attention multiplied through all layers, from the class token (if the output is not read from one: "
-        "from the mean of the patches) to the patches. It uses only attention, not values, MLPs or the head, "
+        "Attention multiplied through all layers, from the class token or first patch (if the output is read from "
+        "neither: from the mean of the patches) to the patches. It uses only attention, not values, MLPs or the head, "
         "so it does not explain a decision."
     )
     arrays = describe_arrays(

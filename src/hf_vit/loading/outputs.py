@@ -272,7 +272,9 @@ def find_class_token(model: nn.Module) -> int | None:
 
 
 def find_output_token(config: Any) -> int | None:
-    """Return the index of the class token of a Vision Transformer of hf_vit; None if its pooling does not read it."""
+    """Return the index of the class token or first patch that the pooling of a Vision Transformer reads, or None."""
+    if config.pooling == "first_patch":
+        return get_patch_token_slice(config).start
     reads_class_token = config.has_class_token and config.pooling in ("token", "token_and_gap")
     return get_class_token_index(config) if reads_class_token else None
 

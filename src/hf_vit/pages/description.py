@@ -41,7 +41,7 @@ def describe_model(model: PreTrainedModel, processor: Any, name: str, folder: Pa
         "layers": config.num_hidden_layers if family.has_tokens else 0,
         "heads": config.num_attention_heads if family.is_vit else 0,
         "patch_start": (get_patch_token_slice(config).start or 0) if family.is_vit else 0,
-        "class_token": find_output_token(config) if family.is_vit else None,  # the maps of the output are this token's
+        "class_token": find_output_token(config) if family.is_vit else None,  # the output's, whose maps are shown
         "preprocessing": describe_preprocessing(processor, as_pair(config.image_size)),
         "figures": _make_metric_rows(folder),
     }
