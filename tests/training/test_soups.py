@@ -102,6 +102,15 @@ def test_a_soup_is_the_exact_mean_rounded_once(dtype):
         assert (error <= least + (1e-15 if dtype == torch.float64 else 1e-7)).all()
 
 
+def test_a_soup_has_the_widest_dtype_whatever_the_order():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(30, 30)
+    models = [model, noisy(model, 1).bfloat16()]
+    found = average_weights(models).weight
+    assert found.dtype == torch.float32
+    assert torch.equal(average_weights(models[::-1]).weight, found)
+
+
 def test_what_all_ingredients_have_in_common_stays_to_the_bit():
     torch.manual_seed(0)
     model = torch.nn.Linear(30, 30)

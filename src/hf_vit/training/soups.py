@@ -69,8 +69,8 @@ class Soup:
 
 @torch.no_grad()
 def average_weights(models: Sequence[nn.Module]) -> nn.Module:
-    """Return a copy of the first model with the mean of all models' weights and running statistics."""
-    averaged = copy.deepcopy(models[0])
+    """Return a copy of the first model of the widest dtype with the mean of all weights and running statistics."""
+    averaged = copy.deepcopy(max(models, key=lambda model: next(model.parameters()).element_size()))
     for mean, *values in zip(*map(get_local_parts, (averaged, *models)), strict=True):
         if mean.is_floating_point():
             first = widen(mean)  # averaging differences keeps equal weights exact
