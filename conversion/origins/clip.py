@@ -271,6 +271,11 @@ def _read_open_clip_config(companions: Companions, shapes: Shapes) -> Declared:
     height, width = read_size(tower.image_size)
     full_size = {"height": height, "width": width}
     is_cropped = pixels.resize_mode == "shortest"
+    if is_cropped and height != width:
+        raise UserError(
+            f"open_clip's preprocessing resize_mode='shortest' for {height}x{width} px has no equivalent in "
+            "CLIPImageProcessor; use the model with open_clip"
+        )
     steps = {
         "size": {"shortest_edge": min(height, width)} if is_cropped else full_size,
         "do_center_crop": is_cropped,

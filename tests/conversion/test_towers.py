@@ -436,6 +436,11 @@ def test_what_open_clips_config_says(tmp_path: Path):
             ({}, {"timm_model_name": "vit_base"}, "model_cfg.vision_cfg.timm_model_name='vit_base'"),
             ({}, {"pool_type": "avg"}, "model_cfg.vision_cfg.pool_type='avg'"),
             ({"resize_mode": "longest"}, {}, "preprocess_cfg.resize_mode='longest'"),
+            (
+                {},
+                {"image_size": [16, 12]},
+                "resize_mode='shortest' for 16x12 px has no equivalent in CLIPImageProcessor",
+            ),
             ({}, {"image_size": 16}, "has 4x4 = 16 patches of 4x4 px, but the position table has 9"),
         ]
     ):
