@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack, final
@@ -48,6 +48,7 @@ class Source:
     stored: dict[str, Any] = field(default_factory=dict[str, Any])  # content of the folder's config.json, or {}
     is_on_hub: bool = False
     fresh: HfBaseConfig | None = None  # the configuration of a variant, whose weights are initialized
+    settings: PlanSettings | None = None  # options of a conversion; None where a command takes none
 
     @property
     def has_weights(self) -> bool:
@@ -128,22 +129,33 @@ class Source:
 
     @cached_property
     def plan(self) -> Plan:
-        """Return the plan by which `hf-vit convert` would convert the checkpoint, see `_plan_checkpoint`."""
+        """Return the plan of the conversion; logged in one line, at level WARNING if something is assumed."""
+        settings = self.settings or PlanSettings()
         try:
-            return _plan_checkpoint(self.checkpoint, PlanSettings())
+            checkpoint = self.checkpoint
+            with checkpoint.open() as reader:
+                plan = make_plan(reader.shapes, settings, reader.readable_companions, checkpoint.name)
         except UserError as error:
-            hint = "; these are options of hf-vit convert" if " --" in str(error) else ""
-            raise UserError(f"{error}{hint}") from error
+            if self.settings is not None or " --" not in str(error):
+                raise
+            raise UserError(f"{error}; these are options of hf-vit convert") from error
+        note = assumption(plan)
+        text = f"{checkpoint.name} is a checkpoint of {plan.origin} and is converted in memory"
+        _logger.log(logging.WARNING if note else logging.INFO, f"{text}; {note}" if note else text)
+        return plan
 
-    def load_converted_state(self) -> dict[str, torch.Tensor]:
-        """Return the parameters of a converted checkpoint in float32; raise a UserError if an array is damaged."""
-        return _load_state(self.checkpoint, self.plan, torch.float32)
+    def load_converted_state(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+        """Return the parameters of a converted checkpoint; raise a UserError if an array is damaged."""
+        with self.checkpoint.open() as reader:
+            return load_weights(reader, self.plan, dtype).state
 
     def load(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
         """Load the model with all weights, in evaluation mode, and convert it if it is another library's."""
         model_class: Any = self.model_class
         if model_class is None:
-            return _build_from_plan(self.checkpoint, self.plan, dtype)
+            plan, state = self.plan, self.load_converted_state(dtype)
+            with quiet_transformers():
+                return build_model(plan, state)
         with explain_load_errors(self.name), quiet_transformers():
             model, report = model_class.from_pretrained(self.path, dtype=dtype, output_loading_info=True)
         refuse_unread_weights(model, report["unexpected_keys"], self.name)
@@ -263,26 +275,6 @@ def find_config(model: str | os.PathLike[str]) -> tuple[Any, Door]:
         ) from error
 
 
-def _plan_checkpoint(checkpoint: LocalCheckpoint, settings: PlanSettings) -> Plan:
-    """Plan the conversion of a local checkpoint; logged in one line, at level WARNING if something is assumed."""
-    with checkpoint.open() as reader:
-        plan = make_plan(reader.shapes, settings, reader.readable_companions, checkpoint.name)
-    note = assumption(plan)
-    text = f"{checkpoint.name} is a checkpoint of {plan.origin} and is converted in memory"
-    _logger.log(logging.WARNING if note else logging.INFO, f"{text}; {note}" if note else text)
-    return plan
-
-
-def _load_state(checkpoint: LocalCheckpoint, plan: Plan, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    with checkpoint.open() as reader:
-        return load_weights(reader, plan, dtype).state
-
-
-def _build_from_plan(checkpoint: LocalCheckpoint, plan: Plan, dtype: torch.dtype) -> PreTrainedModel:
-    with quiet_transformers():
-        return build_model(plan, _load_state(checkpoint, plan, dtype))
-
-
 def from_hub(
     source: str | Path,
     *,
@@ -306,10 +298,8 @@ def from_hub(
         UserError: the source cannot be downloaded or read, or no model of this package can express it.
     """
     settings = PlanSettings(**options)
-    model_source = find_source(source, revision=revision)
-    if model_source.model_class is None:
-        return _build_from_plan(model_source.checkpoint, _plan_checkpoint(model_source.checkpoint, settings), dtype)
-    if settings != PlanSettings():
+    model_source = replace(find_source(source, revision=revision), settings=settings)
+    if model_source.model_class is not None and settings != PlanSettings():
         name = model_source.model_class.__name__
         raise UserError(
             f"{model_source.name} is already an hf_vit model, so options of a conversion do not apply; load "
@@ -321,6 +311,4 @@ def from_hub(
 def image_processor_from_hub(source: str | Path, *, revision: str | None = None, **options: Unpack[PlanOptions]) -> Any:
     """Return the `ViTImageProcessor` for the model that `from_hub` loads with the same options."""
     model_source = find_source(source, revision=revision)
-    if model_source.model_class is None:
-        return build_processor(_plan_checkpoint(model_source.checkpoint, PlanSettings(**options)))
-    return model_source.processor()
+    return replace(model_source, settings=PlanSettings(**options)).processor()
