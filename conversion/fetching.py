@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from hf_vit.conversion.progress import progress
-from hf_vit.conversion.readers import CheckpointReader, Companions, open_checkpoint, shorten_reason
+from hf_vit.conversion.readers import CheckpointReader, Companions, hash_files, open_checkpoint, shorten_reason
 from hf_vit.errors import UserError
 from hf_vit.repositories.reading import download_model, guard_hub_access
 from hf_vit.results.redaction import redact_text
@@ -82,8 +82,7 @@ def fetch(source: str | Path, sha256: str | None = None) -> LocalCheckpoint:
         raise UserError(
             f"--sha256 checks a single file, but {name} is a folder; give the weight file itself, or leave --sha256 out"
         )
-    with path.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    actual = hash_files([path])
     if actual != sha256.lower():
         if name != path.name and not str(source).startswith(TIMM):
             path.unlink()  # it was downloaded; download it again next time

@@ -22,7 +22,7 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,8 +141,7 @@ class CheckpointReader(ABC):
 
     def sha256(self) -> str:
         """Return the SHA-256 digest of the file in hexadecimal; for several files, of their concatenation."""
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return hash_files([self.path])
 
     def list_digests(self) -> dict[str, str]:
         """Return the SHA-256 digests that the record of a conversion has."""
@@ -499,11 +498,7 @@ class ShardedReader(CheckpointReader):
 
     def sha256(self) -> str:
         """Return the digest of all files in the order of their names."""
-        digest = hashlib.sha256()
-        for name in self._readers:
-            with self.path.with_name(name).open("rb") as file:
-                hashlib.file_digest(file, lambda: digest)
-        return digest.hexdigest()
+        return hash_files(map(self.path.with_name, self._readers))
 
     def read_floats(self, key: str) -> torch.Tensor:
         return self._readers[self._file_names[key]].read_floats(key)
@@ -663,6 +658,15 @@ def are_finite(tensor: torch.Tensor) -> bool:
     array = tensor.numpy()
     with np.errstate(all="ignore"):  # a finite sum is enough and faster to compute, but it may overflow
         return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 digest of the concatenation of files, in hexadecimal."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
 
 
 def shorten_reason(error: BaseException) -> str:

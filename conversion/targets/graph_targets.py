@@ -7,7 +7,6 @@ import json
 import shutil
 from ast import literal_eval
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any, ClassVar, final
 
 import torch
@@ -26,6 +25,7 @@ from hf_vit.conversion.targets.graphs.preprocessing import (
 )
 from hf_vit.conversion.targets.target import OutgoingModel, Target
 from hf_vit.data.transforms import keeps_shapes, refuse_own_shapes
+from hf_vit.environment import require
 from hf_vit.errors import UserError
 from hf_vit.families import get_problem_type
 from hf_vit.writing import diagnose_write_failure, make_scratch_folder
@@ -242,8 +242,8 @@ def _check_preprocessing(outgoing: OutgoingModel) -> None:
             f"the image processor makes images of {height}x{width} px, but the model does not take that size: "
             f"{error}; correct the size in preprocessor_config.json"
         ) from error
-    if outgoing.takes == ENCODED and find_spec(runtimes.EXTENSIONS) is None:
-        raise UserError('--decoding needs onnxruntime-extensions; install with pip install "hf-vit[export]"')
+    if outgoing.takes == ENCODED:
+        require(runtimes.EXTENSIONS, purpose="--decoding")
 
 
 def _name_axes(model: Any, outgoing: OutgoingModel, size: tuple[int, int] | None) -> None:

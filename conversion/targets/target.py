@@ -7,7 +7,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -20,6 +19,7 @@ from hf_vit.conversion.planning import HEADS, POSITION_TABLE, format_listing
 from hf_vit.conversion.targets.graphs.int8 import Calibration
 from hf_vit.conversion.targets.graphs.preprocessing import PIXEL_VALUES
 from hf_vit.conversion.targets.graphs.runtimes import Mode
+from hf_vit.environment import require
 from hf_vit.errors import UserError
 from hf_vit.families import DENSE_HEADS, find_head_type, get_problem_type
 from hf_vit.models.configuration_hf_vit import PROBLEM_TYPES, as_pair
@@ -208,11 +208,7 @@ class Target(ABC):
     def require_libraries(self) -> None:
         """Raise a UserError if a library is missing."""
         modules, extra = self.libraries
-        missing = [name for name in modules if find_spec(name) is None]
-        if missing:
-            raise UserError(
-                f'export to {self.title} needs {", ".join(missing)}; install with pip install "hf-vit[{extra}]"'
-            )
+        require(*modules, purpose=f"export to {self.title}", extra=extra)
 
     @final
     def refuse_options(self, options: Mapping[str, object]) -> None:

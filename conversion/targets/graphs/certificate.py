@@ -26,7 +26,7 @@ from hf_vit.conversion.targets.graphs.preprocessing import (
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Runtime
 from hf_vit.conversion.targets.graphs.tracing import needs_whole_patches
 from hf_vit.conversion.targets.target import OutgoingModel, join_outputs, measure_difference
-from hf_vit.environment import list_versions, read_hardware
+from hf_vit.environment import list_versions, read_hardware, require
 from hf_vit.errors import UserError
 from hf_vit.results.documents import Document
 
@@ -354,7 +354,7 @@ def verify(folder: Path, runtime: Runtime | None = None) -> Certificate:
             f"{', '.join(RUNTIMES)}; run pip install --upgrade hf-vit, or export the model again"
         )
     runtime = runtime or RUNTIMES[certificate.runtime]
-    runtime.require(file)
+    require(runtime.package, purpose=str(file))
     try:
         sha256 = runtime.sha256(file)
         with np.load(folder / RESULTS) as arrays:

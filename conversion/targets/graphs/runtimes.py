@@ -23,8 +23,9 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 import torch
 
+from hf_vit.conversion.readers import hash_files
 from hf_vit.conversion.targets.graphs.preprocessing import DECODING, NODE_PREFIX
-from hf_vit.environment import emulates_bfloat16, has_avx2_alone, sums_int8_in_16_bits
+from hf_vit.environment import emulates_bfloat16, has_avx2_alone, require, sums_int8_in_16_bits
 from hf_vit.errors import UserError
 from hf_vit.writing import make_scratch_folder, replace_file
 
@@ -68,7 +69,6 @@ class Runtime(ABC):
     package: ClassVar[str]  # name on PyPI and in certificates
     target: ClassVar[str]  # value of `hf-vit export --to`
     file: ClassVar[str]
-    extra: ClassVar[str]  # the extra of this package that installs the runtime
     keeps_nan: ClassVar[bool] = True  # whether ReLU and max-pooling keep NaN
     dtypes: ClassVar[tuple[torch.dtype, ...]] = ()  # dtypes of models that it runs as an engine; empty: not an engine
     has_channels_last: ClassVar[bool] = False  # whether its convolutions have channels last in memory
@@ -100,30 +100,14 @@ class Runtime(ABC):
         """Return the packages that the engine needs and that are not installed."""
         return [name for name in (self.package, "onnx", "onnxscript") if find_spec(name) is None]
 
-    @property
-    @final
-    def engine_extra(self) -> str:
-        """Return the extras that install the engine."""
-        return ",".join(dict.fromkeys((self.extra, "export")))
-
     @final
     def sha256(self, file: Path) -> str:
         """Return the SHA-256 digest of all files of a graph, concatenated."""
-        digest = hashlib.sha256()
-        for part in self.parts(file):
-            with part.open("rb") as stream:
-                hashlib.file_digest(stream, lambda: digest)
-        return digest.hexdigest()
+        return hash_files(self.parts(file))
 
     @final
     def version(self) -> str:
         return version(self.package)
-
-    @final
-    def require(self, file: Path) -> None:
-        """Raise a UserError if the runtime is not installed."""
-        if find_spec(self.package) is None:
-            raise UserError(f'{file} needs {self.package}; install with pip install "hf-vit[{self.extra}]"')
 
 
 @final
@@ -137,7 +121,6 @@ class OnnxRuntime(Runtime):
     package = "onnxruntime"
     target = "onnx"
     file = "model.onnx"
-    extra = "export"
     dtypes = (torch.float32,)
     modes = ("dynamic", "static")
 
@@ -162,10 +145,7 @@ class OnnxRuntime(Runtime):
         except Exception as error:  # onnxruntime has many types of errors
             if DECODING not in str(error):
                 raise
-            if find_spec(EXTENSIONS) is None:
-                raise ImportError(
-                    f'{file} needs onnxruntime-extensions; install with pip install "hf-vit[export]"'
-                ) from error
+            require(EXTENSIONS, purpose=str(file))
             from onnxruntime_extensions import get_library_path
 
             options.register_custom_ops_library(get_library_path())
@@ -272,7 +252,6 @@ class OpenVino(Runtime):
     package = "openvino"
     target = "openvino"
     file = "openvino_model.xml"
-    extra = "openvino"
     keeps_nan, has_channels_last, keeps_graphs = False, True, True
     dtypes = (torch.float32, torch.bfloat16)
     modes = ("dynamic", "static")
@@ -484,7 +463,6 @@ class ExecuTorch(Runtime):
     package = "executorch"
     target = "executorch"
     file = "model.pte"
-    extra = "executorch"
 
     def open(self, file: Path) -> Graph:
         """Load an ExecuTorch program, and read its metadata from constant methods."""

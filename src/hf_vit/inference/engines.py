@@ -21,7 +21,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Graph, Runtime, get_graph_cache
 from hf_vit.conversion.targets.graphs.tracing import export_onnx_of_batches
-from hf_vit.environment import get_cpu_capabilities, has_avx2_alone, list_versions, read_cpu_name
+from hf_vit.environment import LIBRARIES, get_cpu_capabilities, has_avx2_alone, list_versions, read_cpu_name
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.families import FAMILIES
 from hf_vit.inference.freezing import add_base
@@ -217,7 +217,8 @@ def _find_obstacle(
     dtype, device = placement
     missing = engine.list_missing()
     if missing:
-        return f'needs {", ".join(missing)}; install with pip install "hf-vit[{engine.engine_extra}]"'
+        extras = ",".join(dict.fromkeys((LIBRARIES[engine.package][1], "export")))
+        return f'needs {", ".join(missing)}; install with pip install "hf-vit[{extras}]"'
     for name, value in options.items():
         if value:
             return f"cannot be combined with {name}={value!r}; leave one of them out"

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 from hf_vit.conversion.targets.graphs.certificate import NAME, RESULTS, Certificate, verify
 from hf_vit.conversion.targets.graphs.preprocessing import ENCODED, PIXEL_VALUES, convert_images
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES, Outputs, Runtime
-from hf_vit.environment import sums_int8_in_16_bits
+from hf_vit.environment import require, sums_int8_in_16_bits
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.repositories.reading import check_references, refuse_pointer
 from hf_vit.writing import make_scratch_folder
@@ -46,7 +46,7 @@ class GraphForImageClassification(nn.Module):
 
     def __init__(self, runtime: Runtime, file: Path) -> None:
         super().__init__()
-        runtime.require(file)
+        require(runtime.package, purpose=str(file))
         refuse_pointer(file, str(file))
         # Before the graph is opened, because verifying opens it as well and would double the memory.
         is_unverified = sums_int8_in_16_bits() and not _verify_int8(file)

@@ -3,7 +3,6 @@
 ONNX Runtime Web runs the graph in the browser: one version, checked by SHA-256 and cached.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from hf_vit.conversion.fetching import HUB_ID, download, is_local
 from hf_vit.conversion.loading import open_model
 from hf_vit.conversion.progress import progress, quiet_transformers
+from hf_vit.conversion.readers import hash_files
 from hf_vit.conversion.targets.graph_targets import OnnxGraph
 from hf_vit.conversion.targets.target import has_head
 from hf_vit.data.image_data import ImageData
@@ -182,7 +182,7 @@ def check_runtime(source: str | Path | None) -> None:
         file = Path(source) / name
         if not file.is_file():
             raise UserError(f"--runtime {source} has no {name}; {remedy}")
-        if not _is_unchanged(file):
+        if hash_files([file]) != FILES[name]:
             raise UserError(f"--runtime {source} has another version of {name} than {VERSION}; {remedy}")
 
 
@@ -201,13 +201,7 @@ def _download_file(name: str) -> Path:
         file = download(f"{BASE_URL}/{name}", checked_later=True)
     except UserError as error:
         raise UserError(f"{error}; or {remedy}") from error
-    if not _is_unchanged(file):
+    if hash_files([file]) != FILES[name]:
         file.unlink()  # so that it is downloaded again next time
         raise UserError(f"the checksum of {BASE_URL}/{name} is wrong; try again, or {remedy}")
     return file
-
-
-def _is_unchanged(file: Path) -> bool:
-    """Return whether a file has the expected SHA-256."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest() == FILES[file.name]

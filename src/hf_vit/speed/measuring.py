@@ -6,7 +6,6 @@ measurements go to a dated file that says whether the machine was otherwise idle
 
 import os
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,10 +43,7 @@ class Quartiles:
 
 def compute_quartiles(values: Sequence[float]) -> Quartiles:
     """Return the quartiles of at least one value, with linear interpolation."""
-    if len(values) == 1:
-        return Quartiles(values[0], values[0], values[0])
-    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
-    return Quartiles(lower, median, upper)
+    return Quartiles(*np.quantile(values, (0.25, 0.5, 0.75)).tolist())
 
 
 def take_turns(contestants: Mapping[str, Callable[[], Any]], turns: int, warm_up: int = 2) -> dict[str, list[float]]:
