@@ -612,7 +612,7 @@ def _convert(field: Field[Any], value: Any, command: str) -> Any:
     if any(get_origin(kind) is tuple for kind in types):
         if not isinstance(value, tuple | list):
             raise make_error("a valid tuple")
-        return tuple(value)
+        return tuple(item.item() if hasattr(item, "item") else item for item in value)  # of NumPy
     if bool in types:
         if value not in (True, False):
             raise make_error("a valid boolean")

@@ -313,7 +313,7 @@ def test_a_split_that_is_named_twice(model, images, tmp_path):
 
 
 def test_a_folder_that_an_earlier_version_began_goes_on(model, images, tmp_path):
-    embed(str(model), str(images), tmp_path / "out")
+    embed(str(model), str(images), tmp_path / "out", batch_size=np.int64(32))  # a number of NumPy is a number
     settings = json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]
     assert set(settings) == {"predictions", "top", "batch_size", "rows_per_file", "streaming"}, "those of 0.2"
 

@@ -6,14 +6,14 @@ schemas are `ModelResult.model_json_schema()` and `SpeedResult.model_json_schema
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, Self, cast, final
 
 from pydantic import BaseModel, Field
 
 from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.robustness import list_corruptions
 from hf_vit.results.documents import Document, ModelInput
-from hf_vit.results.facts import DataFact
+from hf_vit.results.facts import DataFact, redact_json
 from hf_vit.speed.measuring import ForwardSpeed, Quartiles
 
 
@@ -67,7 +67,7 @@ class ComparisonSettings:
     def kept(self) -> dict[str, Any]:
         """Return the settings on which the result of a model depends."""
         values = {name: value for name, value in asdict(self).items() if not name.startswith("speed_")}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return cast(dict[str, Any], redact_json(values))
 
 
 @final

@@ -49,8 +49,7 @@ from hf_vit.repositories.stores import (
     to_path,
     write_object,
 )
-from hf_vit.results.facts import lock_folder
-from hf_vit.results.redaction import redact_values
+from hf_vit.results.facts import lock_folder, redact_json
 from hf_vit.writing import explain_write_errors, reject_url, remove_leftovers, write_atomically
 
 if TYPE_CHECKING:
@@ -525,7 +524,7 @@ def _make_manifest(loaded: LoadedModel, images: "ImageData", splits: list[str], 
         # The fingerprint of a table does not cover the order, by which rows are divided among the files.
         "order": hash_text("\n".join(order)),
     }
-    return cast(dict[str, Any], redact_values(json.loads(json.dumps(manifest))))
+    return cast(dict[str, Any], redact_json(manifest))
 
 
 def _read_manifest(folder: "OutputFolder") -> dict[str, Any]:

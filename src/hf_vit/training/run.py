@@ -47,9 +47,8 @@ from hf_vit.loading.start import choose_image_size, find_model
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.hub import check_repo_id
 from hf_vit.results.delivery import fill_folder
-from hf_vit.results.facts import DataFact, append_record, make_record
+from hf_vit.results.facts import DataFact, append_record, make_record, redact_json
 from hf_vit.results.figures import make_figure, save_figure
-from hf_vit.results.redaction import redact_values
 from hf_vit.results.trained_images import write_trained
 from hf_vit.training.features import refuse_random_model, restore_backbone
 from hf_vit.training.plan import (
@@ -115,7 +114,8 @@ def run_job(task: Task[Result], job: Job, report: ReportLine, train: TrainJob) -
                 start = open_start(job, report, task)
         if start is None:
             result = task.recall(output, job.recipe)
-            report(f"{output} already holds a finished model, so there is nothing to resume")
+            remedy = "to train it further, give it as the model of a run with another output"
+            report(f"{output} already holds a finished model, so there is nothing to resume; {remedy}")
             wait_for_all()
             if is_main():
                 _tidy(output, options.keep_checkpoints)
@@ -390,7 +390,7 @@ def _collect_settings(run: Run) -> dict[str, Any]:
         settings["cache_features"] = True
     if run.options.streaming:  # its fingerprint does not cover the columns
         settings |= {name: getattr(run.options, name) for name in ("num_workers", "image_column", "label_column")}
-    return cast(dict[str, Any], redact_values(json.loads(json.dumps(settings))))
+    return cast(dict[str, Any], redact_json(settings))
 
 
 def record_run(run: Run) -> None:
