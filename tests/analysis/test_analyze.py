@@ -311,6 +311,10 @@ def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_p
     edited.write_text(edited.read_text().replace('"resample": 2', '"resample": 3'))
     with pytest.raises(UserError, match=r"other inputs \(processor differ\)"):
         analyze(edited.parent, pictures, tmp_path / "out", settings=SETTINGS, **options)
+    between = {"only": ["cka_between"], "device": "cpu", "settings": SETTINGS, "output": tmp_path / "between"}
+    analyze(saved, pictures, against=saved, **between)
+    with pytest.raises(UserError, match=r"other inputs \(against_processor differ\)"):
+        analyze(saved, pictures, against=edited.parent, **between)
     (tmp_path / "busy").mkdir()
     with lock_folder(tmp_path / "busy"), pytest.raises(UserError, match="another process is writing to"):
         analyze(saved, pictures, tmp_path / "busy", settings=SETTINGS, **options)

@@ -1,6 +1,7 @@
 """Shape bias: counts beside a loop, the reader of cue conflicts, and classifiers whose decisions are known."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from evaluation.tiny import make_classifier, make_images, make_processor
 from PIL import Image
 from torch import nn
 from torchvision.transforms.v2.functional import pil_to_tensor
+from training.conftest import save_model
 
+from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.analysis import analyze, open_cue_conflicts
 from hf_vit.analysis.shape_bias import compute_shape_share, count_decisions, decide_classes
 from hf_vit.errors import UserError
@@ -199,3 +202,17 @@ def test_the_command(conflicts, tmp_path, command):
     assert [(record.data.name, record.data.size) for record in records] == [("photos", 2), ("conflicts", 12)]
     for record, name in zip(records, ("attention_entropy", "shape_bias"), strict=True):
         assert (set(record.values["analyses"]), set(record.values["pictures"])) == ({name}, {f"analysis_{name}.png"})
+    assert records[0].seconds != records[1].seconds  # each has its own
+
+
+def test_the_result_of_an_optimized_model_is_not_that_of_the_model_as_loaded(conflicts, tmp_path):
+    torch.manual_seed(0)
+    config = HfViTConfig(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    config.id2label = dict(enumerate(CLASSES))
+    save_model(HfViTForImageClassification(config), tmp_path / "model")
+    for path in list(conflicts.rglob("*.png")):  # as many images as pay
+        shutil.copy(path, path.with_name(path.name.replace("1", "3", 1)))
+    options = dict(output=tmp_path / "out", only="shape_bias", cue_conflict=conflicts, device="cpu")
+    assert analyze(tmp_path / "model", **options, optimize=True).engine == "torch"
+    with pytest.raises(UserError, match=r"shape_bias.json was measured with --optimize; add --optimize, choose"):
+        analyze(tmp_path / "model", **options)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from comparison import zoo
-from evaluation.tiny import NAMES, make_classifier, make_images, make_processor
+from evaluation.tiny import NAMES, make_classifier, make_images, make_processor, save_ours
 
 from hf_vit.comparison import ComparisonSettings, ModelResult, SpeedResult, api, compare, save_comparison
 from hf_vit.comparison.api import (
@@ -155,6 +155,21 @@ def test_results_of_other_inputs_are_not_mixed(change, saved, data, tmp_path):
     fields = "settings" if change == "settings" else "model"
     with pytest.raises(UserError, match=rf"resnet.json was measured with other inputs \({fields} differ\)"):
         compare(folders, data, tmp_path / "out", **options)
+
+
+def test_results_of_optimized_models_are_not_those_of_the_models_as_loaded(data, tmp_path):
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        save_ours(folder)
+    settings = ComparisonSettings(corruptions=(), epsilons=(), speed_turns=0, batch_size=np.int64(8))
+
+    def run_again(**options):
+        return compare(folders, data, tmp_path / "out", settings=settings, progress=False, **options)
+
+    assert run_again(optimize=True).measured == ["one", "two"]
+    assert run_again(optimize=True).measured == []
+    with pytest.raises(UserError, match=r"one.json was measured with --optimize; add --optimize, choose another"):
+        run_again()
 
 
 @pytest.mark.parametrize(

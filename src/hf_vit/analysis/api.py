@@ -7,7 +7,8 @@ Every analysis writes a file `NAME.json`:
 | format   | version of this table, 1                                                                                  |
 | name, title, source, shows | attributes of the `Analysis`                                                            |
 | inputs   | model and against (name, kind, fingerprint of weights and config), images and cue_conflicts (name,        |
-|          | fingerprint, split, size, skipped), settings (`AnalysisSettings`), processor (fingerprint of its fields)  |
+|          | fingerprint, split, size, skipped), settings (`AnalysisSettings`), processor and against_processor        |
+|          | (fingerprints of the fields of the image processors)                                                      |
 | arrays   | name -> axes, shape, unit, meaning, values (nested lists of float32; null for undefined)                  |
 | notes    | further remarks                                                                                           |
 | pictures | file name -> title                                                                                        |
@@ -43,7 +44,7 @@ from hf_vit.families import refuse_diverged
 from hf_vit.hub.card import refresh_card
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints, parse_step
 from hf_vit.loading.model import LoadedModel, load_model
-from hf_vit.loading.optimizing import describe_engine, record_engine
+from hf_vit.loading.optimizing import describe_engine, record_engine, refuse_optimized_result
 from hf_vit.results.documents import Document, ModelInput, list_differing_fields
 from hf_vit.results.facts import Facts, Record, append_record, is_recorded, lock_folder, make_record
 from hf_vit.results.figures import PictureFormat, encode_figure, render_report
@@ -80,6 +81,7 @@ class AnalysisInputs(BaseModel):
     settings: dict[str, int | float]
     processor: str | None = None  # fingerprint of its fields
     against: ModelInput | None = None
+    against_processor: str | None = None
     cue_conflicts: ImagesInput | None = None
 
 
@@ -166,6 +168,7 @@ class AnalysisRun(Displayed, Mapping[str, Arrays]):
     record: Record | None = None
     engine: str | None = None
     cue_conflicts: AnalysisImages | None = None
+    _durations: dict[str, float] = field(default_factory=dict[str, float], init=False)  # of each new analysis
 
     def overview(self) -> dict[str, object]:
         """Return model, images and analyses, and the analyses that were not run."""
@@ -269,7 +272,8 @@ def save_analyses(
                 write_atomically(folder / f"analysis_{path.name}", path.read_bytes())
         values = {"analyses": new, "skipped_images": len(images.skipped), "pictures": pictures}
         values |= record_engine(run.engine) if has_conflicts else {}
-        options: dict[str, Any] = {"command": command, "seed": seed, "seconds": run.seconds, "device": device}
+        options: dict[str, Any] = {"command": command, "seed": seed, "device": device}
+        options["seconds"] = sum(run._durations.get(name, 0.0) for name in new)
         record = make_record("analysis", values=values, data=images.fact(), **options)
         append_record(folder, record)
     return record
@@ -377,16 +381,16 @@ def _run_analyses(
 ) -> None:
     """Run the analyses that the folder does not hold yet, add them to the run, and write a report of all of them."""
     documents = _read_finished(folder, context)  # by name
-    start = time.perf_counter()
     for name in names:
         if name in documents:
             report(f"{name} was already finished; its result is kept")
             continue
-        analysis_start = time.perf_counter()
+        start = time.perf_counter()
         analysis = ANALYSES[name](context)
         documents[name] = _run_and_write(analysis, run, folder, picture_format)
+        run._durations[name] = time.perf_counter() - start
         note = "" if analysis.engine is None else f", {describe_engine(analysis.engine)}"
-        report(f"{name} finished in {time.perf_counter() - analysis_start:.1f} s{note}")
+        report(f"{name} finished in {run._durations[name]:.1f} s{note}")
     for name, document in documents.items():
         run.arrays[name] = {array: stored_array.array() for array, stored_array in document.arrays.items()}
         # An earlier run that was killed may not have recorded the summary of its result.
@@ -406,7 +410,7 @@ def _run_analyses(
         left_out=run.left_out,
     )
     write_atomically(folder / REPORT_NAME, page)
-    run.seconds = time.perf_counter() - start
+    run.seconds = sum(run._durations.values())
 
 
 def _select_applicable(only: Sequence[str] | None, context: Context, run: AnalysisRun) -> list[str]:
@@ -455,6 +459,7 @@ def _describe_inputs(context: Context, analysis: type[Analysis]) -> AnalysisInpu
         settings=asdict(context.settings),
         processor=context.loaded.processor_fingerprint,
         against=None if second_model is None else ModelInput(**second_model.describe()),
+        against_processor=None if second_model is None else second_model.processor_fingerprint,
         cue_conflicts=None if conflicts is None else ImagesInput.model_validate(conflicts.images, from_attributes=True),
     )
 
@@ -471,12 +476,15 @@ def _read_finished(folder: Path, context: Context) -> dict[str, AnalysisDocument
         if document is None or not all((folder / picture).is_file() for picture in document.pictures):
             continue
         inputs = _describe_inputs(context, analysis)
-        if document.inputs.processor is None:  # as in results of 0.2
-            inputs.processor = None
+        for field_name in ("processor", "against_processor"):  # results of 0.2 have none
+            if None in (getattr(inputs, field_name), getattr(document.inputs, field_name)):
+                setattr(inputs, field_name, getattr(document.inputs, field_name))
         second_input = analysis.second_input
         if second_input is not None and getattr(context, second_input) is None:
             # This input was not given now, so the finished result stays.
             setattr(inputs, second_input, getattr(document.inputs, second_input))
+        elif not context.optimize:
+            refuse_optimized_result(folder / f"{name}.json", document.notes)
         if document.inputs != inputs:
             fields = ", ".join(list_differing_fields(document.inputs, inputs))
             raise UserError(

@@ -46,7 +46,7 @@ from hf_vit.evaluation.runners import open_runner
 from hf_vit.evaluation.saving import MULTI_LABEL_WARNING
 from hf_vit.families import get_problem_type
 from hf_vit.loading.model import LoadedModel, load_model, load_models
-from hf_vit.loading.optimizing import copy_optimized, describe_engine
+from hf_vit.loading.optimizing import copy_optimized, describe_engine, refuse_optimized_result
 from hf_vit.loading.outputs import compute_pre_logits
 from hf_vit.loading.pixels import PixelScale
 from hf_vit.results.documents import list_differing_fields
@@ -410,7 +410,7 @@ def compare(
             lock.enter_context(_claim_folder(folder))
             names = [re.sub(r"[^\w.-]", "--", inputs.model.name) for inputs in all_inputs]
             files = [folder / "models" / f"{name}.json" for name in names]
-            results = [_read_result(file, inputs) for file, inputs in zip(files, all_inputs, strict=True)]
+            results = [_read_result(file, inputs, optimize) for file, inputs in zip(files, all_inputs, strict=True)]
             missing = [index for index, result in enumerate(results) if result is None]
             for model, result in zip(loaded, results, strict=True):
                 if result is not None:
@@ -530,13 +530,16 @@ def _measure_speed(
     return result
 
 
-def _read_result(path: Path, inputs: ComparisonInputs) -> ModelResult | None:
+def _read_result(path: Path, inputs: ComparisonInputs, optimize: bool) -> ModelResult | None:
     """Read the finished result of a model, if there is one.
 
     Raises:
-        UserError: the result has other inputs, which must not be mixed in one table.
+        UserError: the result has other inputs, which must not be mixed in one table, or without `optimize` it is that
+            of an optimized model.
     """
     result = ModelResult.read(path)
+    if result is not None and not optimize:
+        refuse_optimized_result(path, result.notes)
     if result is not None and result.inputs != inputs:
         fields = ", ".join(list_differing_fields(result.inputs, inputs))
         raise UserError(

@@ -5,7 +5,9 @@ For a few images the model runs as loaded; many images run on the fastest engine
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from hf_vit.conversion.targets.graphs.runtimes import RUNTIMES
 from hf_vit.environment import list_versions
@@ -15,6 +17,7 @@ from hf_vit.models.pretrained_hf_vit import HfPreTrainedModel
 
 PACKED_FROM, GRAPH_FROM = 16, 10_000  # images, twice the number that repays the optimization
 GRAPH_PARAMETERS = 5_000_000  # graphs of smaller models do not pay
+_OPTIMIZED = "optimized for inference"
 
 
 def select_engine(loaded: LoadedModel, num_images: int | None) -> str | None:
@@ -74,4 +77,10 @@ def record_engine(engine: str | None) -> dict[str, str]:
 
 def describe_engine(engine: str) -> str:
     """Return the notice that a command prints for an optimized model."""
-    return f"optimized for inference, runs on {format_engine(engine)}; use --no-optimize to run the model as loaded"
+    return f"{_OPTIMIZED}, runs on {format_engine(engine)}; use --no-optimize to run the model as loaded"
+
+
+def refuse_optimized_result(path: Path, notes: Sequence[str]) -> None:
+    """Raise a UserError if the notes of a finished result are those of an optimized model."""
+    if any(note.startswith(_OPTIMIZED) for note in notes):
+        raise UserError(f"{path} was measured with --optimize; add --optimize, choose another --output, or delete it")
