@@ -264,6 +264,9 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
         paths = [root.joinpath(*parts) for parts in data_files]
         if kind == "idx":
             return _make_idx_source(paths, name, source)
+        if kind == "list" and len({path.parent for path in paths}) < len(paths):
+            names = " and ".join(sorted(path.name for path in paths if path.parent == paths[0].parent))
+            raise UserError(f"'{source}' holds {names} in one folder, which would list images twice; keep one of them")
         count = 0 if kind == "list" else sum(map(_has_image_name, files))
         note = f"'{name}' is read from its {kind} files, such as {paths[0].name}, not from its {count:,} image files"
         files_by_split = group_by_split(zip(paths, data_files, strict=True))
@@ -328,7 +331,10 @@ def _group_by_class(
         )
     empty = sorted(set(names) - {parts[depth] for parts in images_of_classes})
     if empty:
-        raise UserError(f"class folder '{folder_name}/{empty[0]}' holds no images; add some, or move the folder away")
+        remedy = "add some, or move the folder away"
+        if empty[0].lower() in ("labels", "annotations"):
+            remedy = "if these are the labels of YOLO or Pascal VOC, convert them to one COCO file for --task detection"
+        raise UserError(f"class folder '{folder_name}/{empty[0]}' holds no images; {remedy}")
     classes: dict[str, list[Path]] = {}
     labels = {name: normalize_name(name) or name for name in names}
     for parts in images_of_classes:
