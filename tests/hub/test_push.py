@@ -14,6 +14,7 @@ from hub import jobs
 from hub.conftest import training_record
 from loopback.client import Client, Loopback, content_hash
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from training.conftest import make_colour_folder
 
 from hf_vit import UserError, push_to_hub
@@ -218,10 +219,12 @@ def card(fields: str) -> Callable[[Path], object]:
 
 def photograph(name: str, card: str | None = None) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
-        exif = Image.Exif()
+        exif, text = Image.Exif(), PngInfo()
         exif.get_ifd(0x8825)[1] = "N"
+        text.add_itxt("XML:com.adobe.xmp", '<rdf:Description exif:GPSLatitude="48,8.5N"/>')
         (folder / name).parent.mkdir(exist_ok=True)
-        Image.new("RGB", (8, 8)).save(folder / name, exif=exif)
+        place: dict[str, Any] = {"pnginfo": text} if name.endswith(".png") else {"exif": exif}
+        Image.new("RGB", (8, 8)).save(folder / name, **place)
         if card is not None:
             (folder / "README.md").write_text(card)
 
@@ -251,6 +254,7 @@ TROUBLE: list[tuple[Callable[[Path], object], str]] = [
     (with_config(id2label={"zero": "a"}), f"{DAMAGED}id2label.zero"),
     (with_config(architectures="x"), f"{DAMAGED}architectures"),
     (photograph("examples/x.jpg"), "examples/x.jpg of .* contains the place where it was taken"),
+    (photograph("examples/x.png"), "examples/x.png of .* contains the place where it was taken"),
     (photograph("me.jpg", "---\nlicense: mit\n---\n![me](me.jpg)"), "me.jpg of .* contains the place where it was"),
     (write("embeddings_hf_vit.py", "def ("), "embeddings_hf_vit.py of .* is not valid Python code"),
     (write("embeddings_hf_vit.py", "\0"), "embeddings_hf_vit.py of .* is not valid Python code"),
