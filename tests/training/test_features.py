@@ -11,7 +11,7 @@ from training.conftest import make_tiny_config, same_weights, untimed_log
 
 from hf_vit import HfAxialResNetConfig, HfMixerConfig, HfViTModel, UserError
 from hf_vit.cost import cost_summary
-from hf_vit.training import finetune
+from hf_vit.training import finetune, pretrain
 
 STEADY = dict(tune="head", steps=12, evaluations=3, batch_size=16, learning_rate=1e-2)
 STEADY |= dict(random_resized_crop=(0, 0), horizontal_flip=0.0, rotation_degrees=0.0)
@@ -94,6 +94,20 @@ def test_resume_is_exact_and_an_interrupted_cache_is_completed(train, killed, ca
     train("again", encoder, data="digits", resume=True, cache_features=True)
     assert same_weights(again, whole.folder)
     assert [path for path, time in files(cache).items() if written[path] != time] == [lost]
+
+
+def test_attention_pooling_that_is_new_is_trained_with_the_head(train, colours, tmp_path):
+    """A checkpoint of patch prediction has none, and features of a random pooling would be learned from otherwise."""
+    settings = dict(steps=1, evaluations=1, batch_size=16, micro_batch_size=8)
+    encoder = pretrain(make_tiny_config(pooling="map"), colours, tmp_path / "encoder", **settings).folder
+    before = train("one", encoder, steps=1, learning_rate=1e-9).model.state_dict()
+    after = train("more", encoder).model.state_dict()
+    changed = {name for name, weight in after.items() if (weight - before[name]).abs().max() > 1e-4}
+    assert {name.partition("vit.")[2].partition(".")[0] for name in changed} == {"pooler", ""}
+    with pytest.raises(
+        UserError, match=r"needs a frozen backbone, but .* was pre-trained without the attention pooling"
+    ):
+        train("cached", encoder, cache_features=True)
 
 
 def test_images_of_another_size_have_other_features(train, cache):
