@@ -199,6 +199,7 @@ REFUSED = [
     ({"target": "edges"}, "target 'edges' is unknown; choose one of mean_color, downsampled, pixels"),
     ({"objective": "contrastive", "micro_batch_size": 4}, "cannot be split into micro-batches of 4"),
     ({"objective": "contrastive", "batch_size": 64}, "batch size 64 is larger than the 50"),
+    ({"objective": "contrastive", "batch_size": 1}, "compares the images of a batch; give a --batch-size of at least"),
     ({"static_masks": True, "streaming": True}, "--static-masks .*--streaming; leave"),
     ({"num_hidden_groups": 7}, "num_hidden_groups=7 exceeds num_hidden_layers=2"),
     ({"config": HfViTConfig(image_size=8, patch_size=2), "target": "downsampled"}, "to 4x4; a patch of 2x2 px"),

@@ -242,6 +242,8 @@ class Contrast(PretextTask):
         """Build the encoder with its projection heads and its momentum copy."""
         source = start.source
         images = start.data.num_examples("train")
+        if recipe.batch_size < 2:
+            raise UserError("momentum contrast compares the images of a batch; give a --batch-size of at least 2")
         if images is not None and images < recipe.batch_size:
             raise UserError(
                 f"the batch size {recipe.batch_size} is larger than the {images} training images, but momentum "
