@@ -2,6 +2,7 @@
 
 import io
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,6 +83,17 @@ def test_the_temperature_is_the_best_of_a_grid():
     # Twice as sure needs twice the temperature; and calibrated logits need none.
     assert fit_temperature(6 * logits, labels) == pytest.approx(2 * found, rel=1e-4)
     assert fit_temperature(*draws(20_000)) == pytest.approx(1, abs=0.03)
+
+
+def test_a_temperature_without_mistakes_is_told():
+    data = make_data(validation=12, test=12)
+    answers = make_classifier()
+    pixels = make_processor()(images=list(data.splits["validation"]["image"]), return_tensors="pt")["pixel_values"]
+    labels = answers(pixels).logits.argmax(-1).tolist()
+    right = data.splits["validation"].remove_columns("label").add_column("label", labels)
+    splits = data.splits | {"validation": right.cast(data.splits["test"].features)}
+    (rows,) = [table.rows for table in calibration(examine(answers, replace(data, splits=splits))).tables("")]
+    assert [row[0] for row in rows] == ["1", "0.010 (the lowest: the fit has no mistakes)"]
 
 
 def test_a_classifier_before_and_after():
