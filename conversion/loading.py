@@ -181,8 +181,10 @@ class Source:
         if self.path is None or not self.path.is_dir() or (self.path / CONFIG).is_file():
             return
         hint = "give a folder that save_pretrained or hf-vit wrote"
-        if subfolders := sorted(str(config.parent) for config in self.path.glob(f"*/{CONFIG}")):
-            hint = f"did you mean {subfolders[-1]}?"
+        patterns = (f"*/{CONFIG}", f"checkpoints/checkpoint-*/{CONFIG}")  # of a model folder, and of an unfinished run
+        if folders := [config.parent for pattern in patterns for config in self.path.glob(pattern)]:
+            last = max(folders, key=lambda folder: (int("0" + re.sub(r"\D", "", folder.name)), folder.name))  # by step
+            hint = f"did you mean {last}?"
         raise UserError(f"{self.name} is not the folder of a model, because it has no config.json; {hint}")
 
 

@@ -214,6 +214,8 @@ def test_predict_answers_as_the_model(succeeds, save_classifier, tmp_path):
     for value in (np.asarray(images[0]), 3.5):
         with pytest.raises(UserError, match=f"an image is a {type(value).__name__}; give a file or a Pillow image"):
             predict(model, [value], device="cpu")
+    with pytest.raises(UserError, match="an image is a float"):
+        predict(model, 3.5, device="cpu")
     modes = [("I;16", 65535), ("RGB", (255, 255, 255)), ("RGBA", (0, 0, 0, 0))]
     for mode, color in modes:
         Image.new(mode, (9, 9), color).save(tmp_path / f"{mode[0]}{len(mode)}.png")

@@ -339,15 +339,19 @@ def test_weights_that_the_config_leaves_out_are_told(fields, changed, unread, tm
             load(tmp_path / "model")
 
 
-def test_other_sources_and_devices_are_told(save_classifier):
+def test_other_sources_and_devices_are_told(save_classifier, tmp_path):
     folder = save_classifier()
+    for step in (9, 10):
+        shutil.copytree(folder, tmp_path / "unfinished" / "checkpoints" / f"checkpoint-{step}")
     for source, device, said in (
         (folder.parent, None, f"did you mean {folder}"),
+        *((tmp_path / place, None, f"did you mean {tmp_path}/unfinished/checkpoints/checkpoint-10[?]")
+          for place in ("unfinished", "unfinished/checkpoints")),
         (folder / "model.safetensors", None, r"or give the folder with their config\.json"),
         ("nobody/nothing", None, r"no folder nobody/nothing, .* the Hub cannot be reached"),
         ("one/two/three", None, "no file or folder one/two/three"),
         *((folder, name, r"cannot be used here .*use --device cpu") for name in ("gpu", "cuda:99", "meta?")),
-    ):
+    ):  # fmt: skip
         with pytest.raises(UserError, match=said):
             open_classifier(source, device)
 

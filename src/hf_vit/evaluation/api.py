@@ -114,7 +114,8 @@ def predict(
 
     Args:
         model: see `load_model`: a folder, a Hub id, "timm:NAME", a checkpoint, or (model, image processor).
-        images: an image file, a folder of images, a pattern ("photos/**/*.jpg") or a Pillow image, or several of them.
+        images: an image file, a folder of images, a pattern ("photos/**/*.jpg") or a Pillow image, or several of them;
+            give files if there are many, as Pillow images are all kept in memory.
         top: number of classes per image, the most likely first, for a classifier.
         threshold: lowest score of a detected object.
         output: for a classifier a .csv or .parquet file with a row per image, see `write_predictions`; for segmentation
@@ -139,7 +140,7 @@ def predict(
     Raises:
         UserError: the model has no class names, an image is missing or unreadable, or an option does not fit the model.
     """
-    image_paths = [images] if isinstance(images, str | os.PathLike | Image) else list(images)
+    image_paths = [images] if isinstance(images, str) or not isinstance(images, Iterable) else list(images)
     num_images = sum(1 for _ in list_image_files(image_paths))  # refuses missing images before the model is loaded
     is_dense = _find_dense_task(model) is not None
     is_named = isinstance(model, str | os.PathLike)

@@ -114,9 +114,8 @@ def finetune(
     task_key = _find_task(task, head, head_width, distillation, self_training)
     job = _make_job(task_key, model, data, output, recipe, options, command, settings)
     run_options = job.options
-    if lr_sweep is not False and settings.get("learning_rate") is not None:
-        raise UserError("--lr-sweep and --sweep-rates try rates of their own; leave them or --learning-rate out")
-    rates = _find_rates(job.recipe, task, lr_sweep, runner)
+    has_rate = settings.get("learning_rate") is not None
+    rates = _find_rates(job.recipe, task, lr_sweep, runner, has_rate)
     if task != "classification":
         training_task = TASKS[task](head or find_dense_head(job.model_name, task), head_width)
     elif self_training is not None:
@@ -124,8 +123,7 @@ def finetune(
     else:
         training_task = Classification() if distillation is None else Distillation(distillation, run_options.device)
     with open_runner(runner, address, run_options.device) as ray:
-        has_own_rate = isinstance(recipe, Recipe) or settings.get("learning_rate") is not None
-        train = partial(_tune, has_own_rate) if job.recipe.tune == "auto" else train_once
+        train = partial(_tune, has_rate or isinstance(recipe, Recipe)) if job.recipe.tune == "auto" else train_once
         if rates:
             train = partial(_sweep, rates, ray)
         result: FinetuneResult = run_job(training_task, job, report_line, train)
@@ -247,7 +245,9 @@ def pretrain(
     return run_job(task, job, report_on_main(report), train_once)
 
 
-def _find_rates(recipe: Recipe, task: str, lr_sweep: bool | Sequence[float], runner: str) -> tuple[float, ...] | None:
+def _find_rates(
+    recipe: Recipe, task: str, lr_sweep: bool | Sequence[float], runner: str, has_rate: bool
+) -> tuple[float, ...] | None:
     """Return the learning rates of a sweep, given or the recipe's grid, or None without a sweep.
 
     Raises UserError for bad or repeated rates, and if a sweep does not work with the other arguments of `finetune`.
@@ -258,6 +258,8 @@ def _find_rates(recipe: Recipe, task: str, lr_sweep: bool | Sequence[float], run
         raise UserError("--runner ray does not work under torchrun; start the command without torchrun")
     if lr_sweep is False:
         return None
+    if has_rate:
+        raise UserError("--lr-sweep and --sweep-rates try rates of their own; leave them or --learning-rate out")
     if recipe.tune == "auto":
         raise UserError("--lr-sweep and --tune auto each try several trainings; give only one of them")
     if task != "classification":
