@@ -117,7 +117,7 @@ SIGLIP2 = Kind(
 
 
 def compute_mlp_ratio(config: Any) -> int | None:
-    """Return the `compute_mlp_ratio` for the MLP's width, a whole number in transformers; None if there is none.
+    """Return the `mlp_ratio` for the MLP's width, a whole number in transformers; None if there is none.
 
     DINOv2 takes two thirds of a SwiGLU's nominal width, rounded up to a multiple of 8.
     """

@@ -25,7 +25,6 @@ from hf_vit.inference.layers import FusedLayer, derive, scale_and_shift
 from hf_vit.inference.packing import check_int8, pack
 from hf_vit.inference.plan import (
     Change,
-    as_built,
     check_model,
     has_custom_attention,
     has_listeners,
@@ -116,7 +115,7 @@ def optimize_for_inference(
     graph_changes = list[Change]()
     is_emulated = dtype == torch.bfloat16 and device.type == "cpu" and emulates_bfloat16()
     # A compiler cannot read packed weights, and precomputes by itself what depends only on weights.
-    finish = as_built if compile else partial(pack, in_int8=quantize is not None)
+    finish = None if compile else partial(pack, in_int8=quantize is not None)
     with (
         report_full_memory(
             "the model's weights a second time", "use the model as it is, or a machine with more memory"

@@ -231,13 +231,8 @@ class Plan:
             classifier.register_forward_pre_hook(_ask_only_for_head, with_kwargs=True)
 
 
-def as_built(part: nn.Module) -> nn.Module:
-    """Return a module unchanged; the default for `finish` in `make_plan`."""
-    return part
-
-
 @torch.no_grad()
-def make_plan(model: nn.Module, dtype: torch.dtype, finish: Callable[[nn.Module], nn.Module] = as_built) -> Plan:
+def make_plan(model: nn.Module, dtype: torch.dtype, finish: Callable[[nn.Module], nn.Module] | None = None) -> Plan:
     """Build the replacements for a model that passed `check_model`, without changing the model.
 
     The replacements compute in `dtype`; inputs and outputs keep theirs. `finish` is called with every replacement once
@@ -252,7 +247,9 @@ def make_plan(model: nn.Module, dtype: torch.dtype, finish: Callable[[nn.Module]
             build = find_replacement(parent, name, child)
             if build is not None:
                 if child not in replacements:
-                    replacements[child] = finish(build(child, dtype))
+                    replacements[child] = build(child, dtype)
+                    if finish is not None:
+                        replacements[child] = finish(replacements[child])
                 plan.changes.append(Change(parent, name, replacements[child]))
     for module in model.modules():
         if not isinstance(module, HfViTBaseForImageClassification):
