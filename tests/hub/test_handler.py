@@ -223,7 +223,7 @@ BAD: list[tuple[Any, str]] = [
     ({"inputs": 3}, "image 0 is of type int"),
     ({"inputs": []}, "the request has 0 images"),
     ({"inputs": ["x"] * 257}, "the request has 257 images"),
-    ({}, 'the request has no "inputs"'),
+    *((value, 'the request has no "inputs"') for value in ({}, ["x"], None)),
     ({"inputs": "", "parameters": {"top_k": 0}}, "top_k is 0 and threshold 0.5; give a top_k of at least 1 and"),
     *(({"inputs": "", "parameters": {"top_k": value}}, f"top_k is {value!r} and threshold 0.5; give a top_k")
       for value in ("two", True, 2.5, [2], float("nan"))),

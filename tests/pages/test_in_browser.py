@@ -450,6 +450,24 @@ def _answer(folder: Path, image: Image.Image) -> dict[str, float]:
     return {model.config.id2label[int(at)]: each for at, each in zip(shares.indices, percentages, strict=True)}
 
 
+def test_a_graphics_card_that_fails_is_left(window: Browser, tmp_path: Path):
+    """WebGPU opens a model before it runs anything; then WebAssembly answers."""
+    folder = save_classifier(tmp_path / "model", "plain", "default")
+    make_page([folder], tmp_path / "page", images="digits", runtime=RUNTIME)
+    failing = "run: () => Promise.reject(new Error('device lost'))"
+    opening = f"InferenceSession = {{ create: async () => ({{ {failing} }}) }}"
+    (tmp_path / "page/runtime/ort.webgpu.min.mjs").write_text(
+        f"export const env = {{ wasm: {{}} }}, Tensor = Array, {opening};"
+    )
+    worker = tmp_path / "page/worker.js"
+    adapter = "Object.defineProperty(navigator, 'gpu', { value: { requestAdapter: async () => ({}) } });"
+    worker.write_text(adapter + worker.read_text())
+    with served(tmp_path / "page") as address:
+        window("open", url=address)
+        window.results()
+        assert "in WebAssembly" in window.text(".status")
+
+
 def test_browser_without_webassembly_is_told(hostile: str, window: Browser):
     window("without", name="WebAssembly")
     window("open", url=hostile)

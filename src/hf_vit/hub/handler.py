@@ -90,12 +90,13 @@ class EndpointHandler:
         has_one_output = config.problem_type is None and getattr(config, "num_labels", 0) == 1
         self.is_regression = config.problem_type == "regression" or has_one_output
 
-    def __call__(self, data: dict[str, Any]) -> list[Any]:
+    def __call__(self, data: Any) -> list[Any]:
         """Answer a request {"inputs": image or list of images, "parameters": options}; one image gets one answer.
 
         Raises:
             ValueError: the request has no images or too many, an unreadable one, or a parameter that is not valid.
         """
+        data = data if isinstance(data, dict) else {}  # JSON may hold anything
         inputs = data.get("inputs")
         options = self._check_parameters(data.get("parameters") or {})
         if inputs is None:
