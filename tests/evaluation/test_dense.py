@@ -3,6 +3,7 @@
 import sys
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from transformers import (
     Mask2FormerImageProcessor,
     MobileNetV2ImageProcessor,
     SegformerImageProcessor,
+    ViTImageProcessor,
     YolosImageProcessor,
 )
 from transformers.modeling_outputs import SemanticSegmenterOutput
@@ -445,13 +447,18 @@ class ColourForUniversalSegmentation(OfThreeColours):
 
 
 @pytest.mark.parametrize("size", [(96, 48), (48, 144), (96, 96)])
-@pytest.mark.parametrize("step", ["do_split_image", "do_pad"])
-def test_eomt_sees_parts_of_an_image_or_a_padded_one(step, size):
+@pytest.mark.parametrize("step", ["do_split_image", "do_pad", "pad_size"])
+def test_parts_of_an_image_or_a_padded_one_are_seen(step, size):
+    """As EoMT's processor makes them; Mask2Former's has a size for padded images."""
     rows, columns = np.indices(size) // 48
     colors = (rows + columns) % 3
     image = Image.fromarray((255 * np.eye(3, dtype=np.uint8))[colors])
     settings = {"shortest_edge": SIDE, "longest_edge": SIDE if step == "do_pad" else None}
-    processor = EomtImageProcessor(**{**TILED, "size": settings, step: True})
+    if step == "pad_size":
+        fitted = {"size": {"max_height": SIDE, "max_width": SIDE}, "pad_size": {"height": SIDE, "width": SIDE}}
+        processor: Any = Mask2FormerImageProcessor(**{**TILED, **fitted, "size_divisor": 0})
+    else:
+        processor = EomtImageProcessor(**{**TILED, "size": settings, step: True})
     (answer,) = predict((ColourForUniversalSegmentation(), processor), image)
     assert answer.mask.shape == size
     assert float(np.mean(answer.mask == colors)) > 0.9
@@ -474,8 +481,8 @@ def test_a_model_whose_outputs_are_not_numbers_is_refused(head):
         predict((model, processor), image)
 
 
-def test_a_processor_that_crops_images_is_refused():
-    """As those of MobileViT and MobileNetV2 do; the classes of the crop would be stretched over the image."""
+def test_a_processor_that_crops_images_or_reads_no_outputs_is_refused():
+    """MobileViT's and MobileNetV2's crop: the classes of the crop would be stretched over the image."""
     image, model = Image.new("RGB", (2 * SIDE, SIDE), "red"), ColourForSemanticSegmentation()
     kind, side = MobileNetV2ImageProcessor, {"height": SIDE, "width": SIDE}
     cropping, whole = kind(size={"shortest_edge": SIDE}, crop_size=side), kind(size=side, do_center_crop=False)
@@ -484,4 +491,6 @@ def test_a_processor_that_crops_images_is_refused():
     for run in (predict, partial(evaluate_protocol, "segmentation")):
         with pytest.raises(UserError, match="crops images, but not their masks and boxes; set its do_center_crop"):
             run((model, cropping), image if run is predict else data)
+        with pytest.raises(UserError, match="a ViTImageProcessor cannot read the outputs of a ColourForSemanticSegm"):
+            run((model, ViTImageProcessor(size=side)), image if run is predict else data)
     assert predict((model, whole), image)[0].mask.shape == (SIDE, 2 * SIDE)

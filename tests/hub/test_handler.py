@@ -36,6 +36,7 @@ from transformers import (
     EomtConfig,
     EomtForUniversalSegmentation,
     EomtImageProcessor,
+    Mask2FormerImageProcessor,
     Siglip2Config,
     Siglip2ForImageClassification,
     Siglip2ImageProcessor,
@@ -196,7 +197,7 @@ def test_every_task_is_answered(server: Server, folders: dict[str, Path], files:
         answers = server.answer(head, texts, **({"threshold": 0.2} if detects else {}))
         assert any(answers)
         for answer, prediction in zip(answers, wanted, strict=True):
-            masks = [np.asarray(Image.open(io.BytesIO(base64.b64decode(e["mask"])))) for e in answer if "mask" in e]
+            masks = [np.asarray(_read_mask(entry)) for entry in answer if "mask" in entry]
             if not detects:
                 assert sorted(e["label"] for e in answer) == sorted(e["label"] for e in prediction.answers)
                 names = [["sky", "cat"][value] for value in np.unique(prediction.mask)]
@@ -208,6 +209,10 @@ def test_every_task_is_answered(server: Server, folders: dict[str, Path], files:
             boxes = [list(entry["box"].values()) for entry in answer]
             np.testing.assert_allclose(boxes, [e["box"] for e in prediction.answers] or boxes, rtol=0, atol=1.01)
             assert len(masks) == (len(answer) if head == "mask-rcnn" else 0)
+
+
+def _read_mask(entry: Any) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(entry["mask"])))
 
 
 BAD: list[tuple[Any, str]] = [
@@ -377,32 +382,44 @@ def test_images_in_their_own_shape(files: list[Path], tmp_path: Path) -> None:
         same_classes(answer, wanted)
 
 
-@pytest.mark.parametrize("kind", ["yolos", "eomt"])
-def test_models_of_others_see_padded_images_and_parts(kind: str, tmp_path: Path) -> None:
-    """As hf_vit.predict does: boxes are those of the image, not of the square in which it lies."""
+@pytest.mark.parametrize("kind", ["yolos", "eomt", "padded eomt", "mask2former", "mask-rcnn"])
+def test_padded_images_and_parts_and_damaged_weights(kind: str, tmp_path: Path) -> None:
+    """As hf_vit.predict does: masks and boxes are those of the image, not of the square in which it lies."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     sizes |= {"image_size": [64, 64] if kind == "yolos" else 64, "patch_size": 16}
-    parts: tuple[Any, ...] = ()
-    if kind == "yolos":
-        fitted = {"size": {"max_height": 64, "max_width": 64}, "pad_size": {"height": 64, "width": 64}}
+    torch.manual_seed(3)
+    fitted: dict[str, Any] = {"size": {"max_height": 64, "max_width": 64}, "pad_size": {"height": 64, "width": 64}}
+    if kind in DENSE:
+        model, processor = build("plain", kind)
+        parts: tuple[Any, ...] = model, Mask2FormerImageProcessor(**fitted) if kind == "mask2former" else processor
+    elif kind == "yolos":
         parts = YolosForObjectDetection(YolosConfig(**sizes)), YolosImageProcessor(**fitted)
     else:
         config = EomtConfig(**sizes, num_queries=4, num_blocks=1, num_upscale_blocks=1, num_labels=3)
-        processor = EomtImageProcessor(size={"shortest_edge": 64, "longest_edge": None}, do_split_image=True)
+        is_padded = kind.startswith("padded")
+        steps = {"do_pad": is_padded, "do_split_image": not is_padded}
+        processor = EomtImageProcessor(size={"shortest_edge": 64, "longest_edge": 64 if is_padded else None}, **steps)
         parts = EomtForUniversalSegmentation(config), processor
+    has_boxes = kind in ("yolos", "mask-rcnn")
+    with torch.no_grad():
+        for weight in parts[0].parameters():
+            weight.mul_(1 if has_boxes or weight.ndim < 2 else 3)  # so that masks have several classes
     for part in parts:
         part.save_pretrained(tmp_path)
     image = make_images(1)[0].resize((96, 40))
     (expected,) = hf_vit.predict(str(tmp_path), image, threshold=0.0)
-    parameters = {"threshold": 0.0} if kind == "yolos" else {}
+    parameters = {"threshold": 0.0} if has_boxes else {}
     answer = load_handler(tmp_path)({"inputs": image, "parameters": parameters})
     assert sorted({entry["label"] for entry in answer}) == sorted({entry["label"] for entry in expected.answers})
-    if kind == "yolos":
+    if has_boxes:
         boxes = [list(entry["box"].values()) for entry in answer]
         np.testing.assert_allclose(boxes, [entry["box"] for entry in expected.answers], rtol=0, atol=1.01)
+    else:
+        shares = {each["label"]: np.asarray(_read_mask(each)).mean() / 255 for each in answer}
+        assert shares == pytest.approx({each["label"]: each["share"] for each in expected.answers}, abs=0.002)
     torch.nn.init.constant_(next(parts[0].parameters()), torch.nan)
     parts[0].save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="outputs are not finite"):
+    with pytest.raises(ValueError, match=f"{'weights' if kind == 'mask-rcnn' else 'outputs'} are not finite"):
         load_handler(tmp_path)({"inputs": image, "parameters": parameters})
 
 

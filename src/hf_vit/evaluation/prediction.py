@@ -266,7 +266,7 @@ def iterate_predictions(
     files = list(list_image_files(paths))
     prepare = loaded.prepare
     if get_dense_task(loaded.model) is not None:
-        count = limit_batch(loaded.processor, batch_size)
+        count = limit_batch(loaded.model, loaded.processor, batch_size)
         work = _DensePredictions(count, skip_bad_images, None, threshold, tiles)
         prepare = list  # it prepares the images, or their tiles, itself
     elif loaded.label_sets:

@@ -79,6 +79,10 @@ class EndpointHandler:
         model, loading = model.from_pretrained(folder, output_loading_info=True, **options)
         if any("pooler" in key for key in loading["missing_keys"]):
             model.pooler = None  # its weights would be random
+        is_mask_rcnn = self.task == "object-detection" and not hasattr(self.processor, "post_process_object_detection")
+        if is_mask_rcnn and not all(weight.isfinite().all() for weight in model.parameters()):
+            # torchvision drops objects that are NaN, so that no output would show it.
+            raise ValueError("the model's weights are not finite (NaN or infinity); push them as they were before")
         model = model.to(self.device).eval()
         self.input_names = {"pixel_values", "pixel_mask", *inspect.signature(model.forward).parameters}
         if hf_vit is not None:
@@ -208,8 +212,13 @@ class EndpointHandler:
 
     def _segment(self, inputs: Mapping[str, Any], size: tuple[int, int]) -> list[dict[str, Any]]:
         """Return a mask for every class in one image of `size` (height, width) px."""
+        canvas = _find_canvas(inputs, size)
+        if getattr(self.processor, "do_pad", None) and getattr(self.processor, "do_split_image", None) is False:
+            canvas = (max(size), max(size))  # EoMT's processor pads images to squares
         outputs = self._compute(inputs)
-        (classes,) = self.processor.post_process_semantic_segmentation(outputs, target_sizes=[size])
+        target = round(canvas[0]), round(canvas[1])
+        (classes,) = self.processor.post_process_semantic_segmentation(outputs, target_sizes=[target])
+        classes = classes[: size[0], : size[1]]
         names = self.model.config.id2label
         return [
             {"label": names[index], "score": None, "mask": _encode_mask(classes == index)}
@@ -220,12 +229,8 @@ class EndpointHandler:
     def _detect(self, inputs: Mapping[str, Any], size: tuple[int, int], threshold: float) -> list[dict[str, Any]]:
         """Return the objects in one image of `size` (height, width) px."""
         if hasattr(self.processor, "post_process_object_detection"):
-            height, width = size
-            if "pixel_mask" in inputs:  # boxes are shares of the padded image, in which the mask shows the image
-                mask = inputs["pixel_mask"][0].float()
-                height, width = height / float(mask[:, 0].mean()), width / float(mask[0].mean())
-            outputs = self._compute(inputs)
-            (objects,) = self.processor.post_process_object_detection(outputs, threshold, [(height, width)])
+            canvas = _find_canvas(inputs, size)  # boxes are shares of the padded image
+            (objects,) = self.processor.post_process_object_detection(self._compute(inputs), threshold, [canvas])
         else:  # Mask R-CNN, which rescales boxes itself
             (objects,) = self.model(**inputs, target_sizes=[size]).detections
         answer: list[dict[str, Any]] = []
@@ -266,6 +271,14 @@ def _fill_grid(size: tuple[int, int], patch: tuple[int, int], max_num_patches: i
         scale = (low + high) / 2
         low, high = (scale, high) if math.prod(scale_grid(scale)) <= max_num_patches else (low, scale)
     return scale_grid(low)
+
+
+def _find_canvas(inputs: Mapping[str, Any], size: tuple[int, int]) -> tuple[float, float]:
+    """Return the (height, width) of a padded image in px of the image of this size, which `pixel_mask` shows in it."""
+    if "pixel_mask" not in inputs:
+        return size
+    mask = inputs["pixel_mask"][0].float()
+    return size[0] / float(mask[:, 0].mean()), size[1] / float(mask[0].mean())
 
 
 def _to_finite(values: torch.Tensor) -> torch.Tensor:

@@ -317,12 +317,21 @@ def _check_outputs(outputs: Any) -> Any:
     return outputs
 
 
-def limit_batch(processor: Any, batch_size: int) -> int:
-    """Return how many images `segment` and `detect` take at once; raise UserError for a processor that crops them.
+def limit_batch(model: nn.Module, processor: Any, batch_size: int) -> int:
+    """Return how many images `segment` and `detect` take at once.
 
     Without a fixed size, the processors of DETR and Mask2Former pad the images of a batch, and no mask tells the model.
+
+    Raises:
+        UserError: the processor crops images or is of another kind of model, or a Mask R-CNN has weights that are NaN.
     """
     refuse_crops(processor)
+    name, kind = type(model).__name__, type(processor).__name__
+    task = "semantic_segmentation" if get_dense_task(model) == "segmentation" else "object_detection"
+    if isinstance(model, HfMaskRCNNForObjectDetection):
+        refuse_diverged(model, name, "used")  # torchvision drops objects that are NaN
+    elif not hasattr(processor, f"post_process_{task}"):
+        raise UserError(f"a {kind} cannot read the outputs of a {name}; give the image processor of its training")
     size = getattr(processor, "size", None) or {}
     return batch_size if size.get("height") and size.get("width") else 1
 
@@ -330,6 +339,12 @@ def limit_batch(processor: Any, batch_size: int) -> int:
 def _process_blank(processor: Any, sizes: Sequence[tuple[int, int]]) -> Any:
     """Process black images of `sizes` (height, width) px, to learn from the result where the processor puts images."""
     return processor(images=[np.zeros((*size, 3), dtype=np.uint8) for size in sizes], return_tensors="pt")
+
+
+def _find_canvases(pixel_mask: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
+    """Return the (height, width) of padded images in px of the images, which `pixel_mask` [B, H, W] marks."""
+    pairs = zip(pixel_mask.float(), sizes, strict=True)
+    return [(height / float(mask[:, 0].mean()), width / float(mask[0].mean())) for mask, (height, width) in pairs]
 
 
 @torch.no_grad()
@@ -343,6 +358,9 @@ def segment(
         outputs.patch_offsets = _process_blank(processor, sizes)["patch_offsets"]
     elif hasattr(processor, "do_split_image") and processor.do_pad:  # or pads them to squares
         canvases = [(max(size), max(size)) for size in sizes]
+    elif getattr(processor, "pad_size", None):  # Mask2Former's pads them, too
+        padded_sizes = _find_canvases(_process_blank(processor, sizes)["pixel_mask"], sizes)
+        canvases = [(round(height), round(width)) for height, width in padded_sizes]
     maps = processor.post_process_semantic_segmentation(outputs, target_sizes=canvases)
     return [class_map[:height, :width] for class_map, (height, width) in zip(maps, sizes, strict=True)]
 
@@ -367,13 +385,10 @@ def detect(
     inputs: dict[str, Any] = {"pixel_values": pixel_values}
     if isinstance(model, HfMaskRCNNForObjectDetection):
         inputs["target_sizes"] = targets
-        refuse_diverged(model, type(model).__name__, "used")  # torchvision drops objects that are NaN
     elif getattr(processor, "do_pad", None) and getattr(processor, "pad_size", None):
         # The boxes are shares of the padded image, in which the mask shows where the image is.
         inputs["pixel_mask"] = _process_blank(processor, targets)["pixel_mask"].to(pixel_values.device)
-        for index, mask in enumerate(inputs["pixel_mask"].float()):
-            height, width = targets[index]
-            targets[index] = height / float(mask[:, 0].mean()), width / float(mask[0].mean())
+        targets = _find_canvases(inputs["pixel_mask"], targets)
     return compute_detections(_check_outputs(model(**inputs)), processor, targets, threshold)
 
 

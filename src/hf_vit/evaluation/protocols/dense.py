@@ -240,7 +240,8 @@ def predict_dense(
     """Iterate over (index, image, truth, prediction) of all evaluated images; `predict` is `segment` or `detect`."""
     loaded = examination.loaded
     index = 0
-    examination = replace(examination, batch_size=limit_batch(loaded.processor, examination.batch_size))
+    batch_size = limit_batch(loaded.model, loaded.processor, examination.batch_size)
+    examination = replace(examination, batch_size=batch_size)
     collate = collate_class(loaded.prepare, match_labels(examination.data.label_names, names))
     with torch.inference_mode():
         for pixel_values, truths, images in examination.iterate(collate):
