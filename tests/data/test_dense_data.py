@@ -2,7 +2,9 @@
 
 import io
 import json
+import struct
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -316,9 +318,19 @@ def test_without_ade20ks_list_values_are_classes(ade, tmp_path, named):
     assert sum(data.num_examples(split) for split in data.splits) == 12
 
 
-@pytest.mark.parametrize("mode", ["P", "1", "I;16", "L"])
+def write_gray(path: Path, values: np.ndarray, bits: int) -> None:
+    """A gray PNG of few bits, which Pillow reads but does not write."""
+    packed = np.packbits((values[..., None] >> np.arange(bits)[::-1] & 1).reshape(len(values), -1), axis=1)
+    head = struct.pack(">IIBBBBB", values.shape[1], len(values), bits, 0, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + row.tobytes() for row in packed))
+    chunks = [kind + data for kind, data in ((b"IHDR", head), (b"IDAT", pixels), (b"IEND", b""))]
+    parts = (struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in chunks)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+@pytest.mark.parametrize("mode", ["P", "1", "I;16", "L", "2 bits", "4 bits"])
 def test_masks_of_any_mode_hold_the_same_classes(ade, mode):
-    """A palette's indices count, not its colours."""
+    """A palette's indices count, not its colours, and gray values of few bits as they are."""
     (ade / "objectInfo150.txt").unlink()
     for path in ade.rglob("*.png"):
         number = int(path.stem)
@@ -328,6 +340,9 @@ def test_masks_of_any_mode_hold_the_same_classes(ade, mode):
             picture.putpalette([200, 0, 0, 0, 90, 255] * 3)
         elif mode == "1":
             picture = picture.convert("1")
+        elif "bits" in mode:
+            write_gray(path, values, int(mode[0]))
+            continue
         elif mode != "L":
             picture = Image.fromarray(values.astype(np.uint16))
         picture.save(path)

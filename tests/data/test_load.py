@@ -65,7 +65,7 @@ def test_folder_of_class_folders_is_cut_by_content_and_seed_alone_and_says_so(fo
     [
         (("train", "val", "test"), [11, 11, 11]),
         (("Train", "validation", "testing"), [11, 11, 11]),
-        (("train2017", "val2017", "test2017"), [11, 11, 11]),
+        (("train2017", "val_2017", "test-2017"), [11, 11, 11]),
         (("train", "dev"), [9, 11, 2]),
         (("train", "val", "test -> val"), [11, 11, 11]),
         (("test",), [11]),
@@ -300,6 +300,9 @@ def test_split_named_files(folder, tmp_path, monkeypatch, form, streaming):
     data = load_data(str(source), streaming=streaming)
     assert [len(contents(data, split)) for split in SPLITS] == [20, 10, 10]
     assert data.notes == []
+    table.to_parquet(str(tmp_path / "d" / "holdout.parquet"))
+    with pytest.raises(UserError, match=r"^'holdout.parquet' names no split, but 'train.*parquet' beside it does"):
+        load_data(str(source), streaming=streaming)
 
 
 def test_a_rewritten_parquet_file_is_read_anew(folder, tmp_path):

@@ -1,5 +1,7 @@
 """Column types of `datasets` for masks, decoded when a row is accessed, and masks as torchvision's tensors."""
 
+import io
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,6 +35,11 @@ class ClassMask(Image):
         if isinstance(value, dict) and value["bytes"] is None:  # `datasets` would leave a truncated file open
             value = {"bytes": Path(value["path"]).read_bytes(), "path": None}
         mask = super().decode_example(value, token_per_repo_id)
+        if isinstance(value, dict) and mask.mode == "L":
+            with Pillow.open(io.BytesIO(value["bytes"])) as picture:
+                match = re.search(r"\bL;([24])\b", str(picture.tile))
+            if match:  # Pillow stretches gray values of 2 and 4 bits to 0..255
+                mask = mask.point([number * (2 ** int(match[1]) - 1) // 255 for number in range(256)])
         return Pillow.fromarray(read_class_numbers(mask, self.reduce_labels))
 
 

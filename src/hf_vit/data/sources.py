@@ -149,7 +149,7 @@ def _resolve_files(paths: Sequence[Path], name: str, source: str) -> DataSource:
     parts = [Path(os.path.relpath(str(path), root)).parts for path in paths]  # of a pattern with its folders
     for kind, suffixes in _FILES.items():
         if all(path.name.lower().endswith(suffixes) for path in paths):
-            return DataSource(kind, name, files=group_by_split(zip(paths, parts, strict=True)))
+            return DataSource(kind, name, files=_divide_files(zip(paths, parts, strict=True)))
     problem = f"'{source}' is not a data set file" if len(paths) == 1 else f"'{source}' mixes files of several formats"
     raise UserError(
         f"{problem}; give .parquet files, .tar files (webdataset), a list (.csv, .jsonl) or a folder of class folders"
@@ -162,14 +162,26 @@ def _make_idx_source(paths: Sequence[Path], name: str, source: str) -> DataSourc
 
 
 def group_by_split(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
-    """Group files by the split in their file or folder names (train-00000-of-00002.parquet, val/0.tar), else train."""
+    """Group files by the split in their file or folder names (train-00000-of-00002.parquet, val/0.tar), else ""."""
     splits: dict[str, list[Path]] = {}
     for path, parts in files:
         words = re.split(r"[^A-Za-z]+", "/".join(parts))
         split_names = [name for name in map(split_name, words) if name]
-        split = split_names[-1] if split_names else "train"  # of several the nearest to the end of the path
+        split = split_names[-1] if split_names else ""  # of several the nearest to the end of the path
         splits.setdefault(split, []).append(path)
     return {split: sorted(paths) for split, paths in splits.items()}
+
+
+def _divide_files(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
+    """Group files by split; those whose names tell none are of train, unless other files are named so."""
+    splits = group_by_split(files)
+    unnamed = splits.pop("", [])
+    if unnamed and "train" in splits:
+        raise UserError(
+            f"'{unnamed[0].name}' names no split, but '{splits['train'][0].name}' beside it does; write train, "
+            "validation or test into the name of every file, or move the others away"
+        )
+    return {"train": unnamed, **splits} if unnamed else splits
 
 
 def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
@@ -200,7 +212,7 @@ def _group_images_by_split(folder: Path) -> dict[str, list[Path]]:
 
 def _make_coco_source(root: Path, name: str, annotation_files: Sequence[Path]) -> DataSource:
     """Return the source of COCO annotation files, whose split is in their own name or in that of their folder."""
-    files = group_by_split((path, path.relative_to(root).parts) for path in annotation_files)
+    files = _divide_files((path, path.relative_to(root).parts) for path in annotation_files)
     for split, paths in files.items():
         if len(paths) > 1:
             names = " and ".join(path.name for path in paths[:2])
@@ -269,7 +281,7 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
             raise UserError(f"'{source}' holds {names} in one folder, which would list images twice; keep one of them")
         count = 0 if kind == "list" else sum(map(_has_image_name, files))
         note = f"'{name}' is read from its {kind} files, such as {paths[0].name}, not from its {count:,} image files"
-        files_by_split = group_by_split(zip(paths, data_files, strict=True))
+        files_by_split = _divide_files(zip(paths, data_files, strict=True))
         return DataSource(kind, name, files=files_by_split, notes=[note] if count else [])
     images = list(filter(_has_image_name, files))
     others = [] if len(images) == len(files) else [parts[-1] for parts in files if not _has_image_name(parts)]
