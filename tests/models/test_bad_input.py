@@ -110,6 +110,9 @@ def test_a_size_that_does_not_fit_leaves_the_model_as_it_was(name: str, tmp_path
     model.save_pretrained(tmp_path)
     with pytest.raises(StrictDataclassError, match="image_size=3 does not fit patch_size=4"):
         type(model).from_pretrained(tmp_path, image_size=3)
+    stem = FAMILIES["hybrid"].build("classification")
+    with pytest.raises(ValueError, match="patch_size=8 does not fit a HfHybridViTForImageClassification, whose stem"):
+        stem.resize_to(patch_size=8)
 
 
 def test_weights_without_values_are_refused(family: Family):

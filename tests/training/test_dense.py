@@ -267,6 +267,8 @@ def test_what_else_is_refused() -> None:
     mask_rcnn, odd_patch = DENSE_HEADS["mask-rcnn"], hf_vit.HfViTConfig(**VIT, patch_size=14)
     with pytest.raises(ValueError, match=r"power of two; got 14x14 px"):  # torchvision takes 14 px for 16
         mask_rcnn.model_class(mask_rcnn.config_class(backbone_config=odd_patch, anchor_sizes=(32,)))
+    with pytest.raises(ValueError, match="image_size=128 is a field of backbone_config"):
+        build("plain", "linear")[0].config.image_size = 128
     source = find_model(hf_vit.HfViTConfig(**{**VIT, "image_size": 63}, patch_size=7))
     with pytest.raises(UserError, match=r"power of two; got 7x7 px"):
         build_dense_model(source, "upernet", ["a", "b"])
@@ -545,6 +547,21 @@ def test_refused_before_anything_is_read(tmp_path: Path, settings: dict[str, Any
     with pytest.raises(UserError, match=message):
         finetune("no/such/model", "no-such-data", tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("head", "steps"), [("linear", 1), ("detr", 2)])
+def test_a_training_that_diverges_in_its_last_step_has_no_good_validation(
+    tmp_path: Path, head: str, steps: int
+) -> None:
+    """Of NaN the processor makes the background, which most pixels show, and DETR's loss raises an error of its own."""
+    task = DENSE_HEADS[head].task
+    message = {"linear": "outputs are NaN or infinite", "detr": "^the loss became NaN or infinite after step 1 "}[head]
+    with pytest.raises(UserError, match=message):
+        learn(tmp_path / "out", task, head, steps=steps, evaluations=1, learning_rate=1e38, warmup=0.0)
+    for path in (tmp_path / "out").rglob("trainer_state.json"):
+        assert np.isnan(
+            [json.loads(path.read_text())["log_history"][-1][f"eval_{name}"] for name in ("score", "mean_iou")]
+        ).all()
 
 
 def test_labels_are_no_masks(tmp_path: Path) -> None:

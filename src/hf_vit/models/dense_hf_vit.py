@@ -59,6 +59,13 @@ class HfDenseConfig(PreTrainedConfig):
         """Return the backbone's image size in px, int or (height, width)."""
         return self.backbone_config.image_size
 
+    @image_size.setter
+    def image_size(self, value: Any) -> None:
+        raise ValueError(
+            f"image_size={value} is a field of backbone_config, which a saved model keeps; it takes images of other "
+            "sizes, too, so change the size of its image processor"
+        )
+
 
 class HfDenseMixin(HfPublishedMixin):
     """Abstract: define how a head is initialized, saved and trained."""

@@ -425,10 +425,12 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
 
         Raises:
             StrictDataclassError: the new image size does not fit the patch.
-            ValueError: a stem or a feature pyramid is built for another patch.
+            ValueError: a stem or a feature pyramid is built for another patch, or stages set the patch size.
         """
         new = copy.deepcopy(self.config)
         for name, value in (("image_size", image_size), ("patch_size", patch_size)):
+            if value is not None and isinstance(getattr(type(new), name, None), property):
+                raise ValueError(f"{name}={value} does not fit a {type(self).__name__}, whose stem or stages set it")
             if value is not None:
                 setattr(new, name, value if isinstance(value, int) else tuple(value))
         new.validate()

@@ -3,6 +3,7 @@
 Legend: B images, H x W px, n objects of an image.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast, final
 from unittest.mock import patch
@@ -326,7 +327,14 @@ class DenseTrainer(HfViTTrainer):
             patch.object(loss_for_object_detection, "reduce", _sum_objects),
             patch.object(modeling_mask2former, "reduce", _sum_objects),
         ):
-            return model(**inputs)
+            try:
+                return model(**inputs)
+            except ValueError:
+                if all(bool(weight.isfinite().all()) for weight in model.parameters()):
+                    raise
+                # DETRs refuse boxes that are NaN, before there is a loss.
+                step = self.state.global_step
+                self._raise_diverged(step + 1, f"NaN or infinite after step {step} (in its boxes")
 
     def _count(self, batch: dict[str, Any]) -> torch.Tensor | int:
         """Return the number of labeled pixels if the loss is their mean, else the number of images."""
@@ -354,6 +362,8 @@ class DenseTrainer(HfViTTrainer):
         loss = {"loss": sum(loss * count for loss, count in self._losses) / weight} if weight else {}
         prefix = kwargs.get("metric_key_prefix", "eval")
         metrics = self._judge.metrics() | loss
+        if not math.isfinite(loss.get("loss", 0.0)):
+            metrics = dict.fromkeys(metrics, math.nan)  # of maps that are NaN the processors make the first class
         cast(Any, output.metrics).update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 
