@@ -149,7 +149,7 @@ def test_the_loss_of_logits_whose_probabilities_are_0_or_1():
     assert (result.f1, result.f1_micro) == ({"a": 0.5}, 0.5)
 
 
-def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, command, fails):
+def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, command, fails, caplog):
     config = tiny_config(image_size=12, hidden_size=32, intermediate_size=64)
     settings = dict(steps=200, evaluations=4, batch_size=32, learning_rate=5e-3, horizontal_flip=0.0)
     settings |= dict(random_resized_crop=(0, 0))
@@ -218,6 +218,8 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
         _, out, _ = command("predict", tmp_path / "model", *one, "--json")
         assert json.loads(out)[0]["labels"] == [name for name, score in expected.items() if score >= 0.5]
         (tmp_path / "model" / "facts.json").unlink(missing_ok=True)
+    (note,) = caplog.messages
+    assert note.startswith("no threshold is recorded for blue, green, red, so 0.5 is used; hf-vit evaluate --protocol")
 
 
 def test_of_very_many_classes_the_worst_are_drawn():

@@ -20,6 +20,7 @@ from PIL.Image import DecompressionBombError, Image
 from hf_vit.data.files import is_image, list_images, refuse_name, walk
 from hf_vit.data.idx import IdxImage, group_idx_files, parse_idx_name
 from hf_vit.data.images import decode_image, describe_image_problem
+from hf_vit.display import shorten_list
 from hf_vit.errors import UserError
 from hf_vit.evaluation.reading import compute_scores, explain_memory_errors, find_largest, read_and_prepare
 from hf_vit.families import get_problem_type
@@ -359,6 +360,9 @@ def _load_thresholds(loaded: LoadedModel, names: Sequence[str]) -> dict[str, flo
     exported: Any = getattr(loaded.model, "thresholds", {})
     recorded_thresholds = exported if loaded.facts_folder is None else Facts.load(loaded.facts_folder).find_thresholds()
     thresholds: dict[str, float] = {}
+    if missing := [name for name in names if name not in recorded_thresholds]:
+        remedy = "hf-vit evaluate --protocol multi-label records one for every class"
+        _warn_once(f"no threshold is recorded for {shorten_list(missing)}, so 0.5 is used; {remedy}")
     for name in names:
         threshold = as_fraction(recorded_thresholds.get(name, 0.5))
         if threshold is None:
