@@ -290,8 +290,8 @@ def load_model(
         model = unwrap_model(model)
         if getattr(getattr(model, "config", None), "model_type", None) == "vit_mae":
             raise UserError(
-                f"{type(model).__name__} hides patches by chance; save it with its image processor and give the folder, "
-                "whose encoder is converted"
+                f"{type(model).__name__} hides patches by chance; save it with its image processor and give its "
+                "folder, whose encoder is converted"
             )
         if inside:
             refuse_optimized(model, "its layers cannot be read")
