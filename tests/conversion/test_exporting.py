@@ -437,6 +437,10 @@ def test_full_disk_is_one_line(tmp_path: Path, monkeypatch):
 
 
 def test_results_that_differ_are_not_delivered(tmp_path: Path, fails, monkeypatch):
+    bare = make("HfViTModel", tmp_path / "bare", representation_size=7)
+    monkeypatch.setattr(torch.nn.Tanh, "forward", lambda self, values: values * torch.nan)  # of transformers' pooler
+    with pytest.raises(UserError, match="differs from the original by nan"):
+        export(bare, tmp_path / "out", "transformers")
     source = make("HfViTForImageClassification", tmp_path / "source")
     apply = TRANSFORMS["keep"].revert
     monkeypatch.setattr(type(TRANSFORMS["keep"]), "revert", lambda self, value, shape: apply(value, shape) * 1.01)
@@ -445,4 +449,4 @@ def test_results_that_differ_are_not_delivered(tmp_path: Path, fails, monkeypatc
         export(source, tmp_path / "out", "vit_jax")
     with pytest.raises(UserError, match="--to keras is not a known format; choose one of transformers, timm,"):
         export(source, tmp_path / "out", "keras")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bare", "source"]
