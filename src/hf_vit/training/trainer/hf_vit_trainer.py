@@ -209,6 +209,7 @@ class HfViTTrainer(Trainer):
             "persistent_workers": workers > 0,
             "prefetch_factor": args.dataloader_prefetch_factor,
             "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
+            "generator": torch.Generator(),  # a resumed training would otherwise draw from the model's
         }
         rank, world, drop_last = args.process_index, args.world_size, args.dataloader_drop_last
         size = self._train_batch_size

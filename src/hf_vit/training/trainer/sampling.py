@@ -108,6 +108,8 @@ class EpochBatches(BatchSampler):
         return complete if self.drop_last or not remaining else complete + 1
 
     def __iter__(self) -> Iterator[list[Any]]:
+        # torch's loader draws once an epoch from the model's generator, but only in the first with persistent workers.
+        torch.empty((), dtype=torch.int64).random_()
         keys = list(self.keys)
         images_per_round = self.batch_size * self.world_size
         for start in range(0, len(keys) - images_per_round + 1, images_per_round):
@@ -275,8 +277,6 @@ def make_stream_loader(
         workers = min(workers, stream.num_shards)
     if workers == 0:
         options |= {"persistent_workers": False, "prefetch_factor": None}
-    # Without a separate generator, a resumed training would draw from the model's random numbers.
-    options["generator"] = torch.Generator()
     loader = DataLoader(stream, collate_fn=StreamCollator(collator), num_workers=workers, **options)
     with warnings.catch_warnings():
         # torchdata 0.11 still uses torch's "vitals", which torch 2.15 deprecates.
