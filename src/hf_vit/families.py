@@ -249,7 +249,9 @@ def refuse_other_channels(model: Any, name: str) -> None:
 
 
 def refuse_diverged(model: Any, name: str, use: str) -> None:
-    """Raise UserError if a model has weights that are NaN or infinite; `use` is what was to be done ("exported")."""
+    """Raise UserError if weights are quantized, NaN or infinite; `use` is what was to be done ("exported")."""
+    if getattr(model, "is_quantized", False):  # tensors of torchao and others lack most operators
+        raise UserError(f"{name} is quantized, so it cannot be {use}; give the model from before the quantization")
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         raise UserError(
             f"{name} has weights that are NaN or infinite, so it cannot be {use}; use a checkpoint from before the "

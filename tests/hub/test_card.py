@@ -23,7 +23,14 @@ from loopback.client import Client, Loopback
 from PIL import Image
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTMSNConfig, ViTMSNModel, pipeline
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    TorchAoConfig,
+    ViTMSNConfig,
+    ViTMSNModel,
+    pipeline,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_vit import (
@@ -35,6 +42,7 @@ from hf_vit import (
     variant_config,
 )
 from hf_vit.audit.results import select_records
+from hf_vit.conversion import export
 from hf_vit.data import load_data, to_rgb
 from hf_vit.errors import UserError
 from hf_vit.evaluation import predict
@@ -46,6 +54,7 @@ from hf_vit.hub.example import make_example
 from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import RESULTS_FILE, make_results_file
 from hf_vit.loading.model import load_model
+from hf_vit.pages.making import make_page
 from hf_vit.results.facts import DataFact, Facts, Record, append_record
 from hf_vit.training.recipes.registry import find_recipe
 from hf_vit.writing import write_atomically
@@ -209,6 +218,21 @@ def test_how_it_was_made_of_others_is_told(folder: Path) -> None:
     append_record(folder, record("training", {"base_model": "local"}, data=data("train", 9)))
     append_record(folder, record("training", {"recipe": {"soup": "uniform", "ingredients": "x, y"}}))
     assert not {"base_model", "base_model_relation"} & set(metadata(render_card(folder)))
+
+
+def test_a_quantized_model_is_served_with_its_library_and_not_exported(tmp_path: Path, model_folder: Path) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    options = {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())}
+    AutoModelForImageClassification.from_pretrained(model_folder, **options).save_pretrained(model_folder)
+    needed = collect(model_folder, "alice/my-vit", scratch=tmp_path, license="mit").files["requirements.txt"].source
+    assert b"\ntorchao\n" in needed
+    for use, door in (
+        ("exported", lambda: export(model_folder, tmp_path / "out", "onnx")),
+        ("shown", lambda: make_page([model_folder], tmp_path / "out")),
+    ):
+        with pytest.raises(UserError, match=f"is quantized, so it cannot be {use}; give the model from before"):
+            door()
 
 
 def test_settings_that_were_off_are_not_told(folder: Path) -> None:

@@ -174,6 +174,10 @@ def test_refusals_come_before_the_export(plain: Path, runtime_files: Path, tmp_p
             make_page([str(model)], tmp_path / "out", runtime=runtime_files)
         assert not (tmp_path / "out").exists()
 
+    diverged = AutoModelForImageClassification.from_pretrained(plain)
+    torch.nn.init.constant_(diverged.classifier.weight, torch.nan)
+    diverged.save_pretrained(shutil.copytree(plain, tmp_path / "diverged"))
+    refuse(tmp_path / "diverged", "NaN or infinite, so it cannot be shown; use a checkpoint from before")
     for choice in ("no_labels", "one_channel"):
         refuse(save_classifier(tmp_path / choice, "plain", choice), "not an image classifier|RGB")
     with monkeypatch.context() as patched:

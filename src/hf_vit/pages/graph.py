@@ -80,6 +80,8 @@ def write_graph(model: PreTrainedModel, file: Path) -> list[str]:
             w, w] and column_attention_LAYER [w, A, h, h]; hidden_DEPTH [N, D], where depth 0 is before the first layer;
             positions [h*w, D], the position embeddings of the patches.
     """
+    from onnxscript import ir
+
     model.set_attn_implementation("eager")  # other implementations return no attention maps
     config: Any = model.config
     module = ModelWithMaps(model).eval()
@@ -93,21 +95,11 @@ def write_graph(model: PreTrainedModel, file: Path) -> list[str]:
     for node in graph.all_nodes():
         node.metadata_props.clear()  # the exporter's stack traces contain local paths
     positions = module.positions()
-    if positions is not None:
-        _add_constant(graph, "positions", positions)
+    if positions is not None:  # the same for every image
+        table = ir.Value(name="positions_table", const_value=ir.tensor(positions.numpy(), name="positions_table"))
+        graph.register_initializer(table)
+        shape, data_type = ir.Shape(list(positions.shape)), ir.TensorType(ir.DataType.FLOAT)
+        graph.outputs.append(ir.Value(name="positions", shape=shape, type=data_type))
+        graph.append(ir.node("Identity", [table], outputs=[graph.outputs[-1]]))
     program.save(str(file), external_data=False)
     return [output.name for output in graph.outputs]
-
-
-def _add_constant(graph: Any, name: str, values: torch.Tensor) -> None:
-    """Add an output that is the same for every image."""
-    from onnxscript import ir
-
-    table = ir.Value(name=f"{name}_table", const_value=ir.tensor(values.numpy(), name=f"{name}_table"))
-    graph.register_initializer(table)
-    node = ir.node("Identity", [table])
-    node.outputs[0].name = name
-    node.outputs[0].dtype = ir.DataType.FLOAT
-    node.outputs[0].shape = ir.Shape(list(values.shape))
-    graph.append(node)
-    graph.outputs.append(node.outputs[0])

@@ -24,7 +24,7 @@ from hf_vit.data.load import load_data
 from hf_vit.data.sources import refuse_output_in
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
-from hf_vit.families import refuse_regression
+from hf_vit.families import refuse_diverged, refuse_regression
 from hf_vit.hub.card_metadata import find_common_license
 from hf_vit.hub.contents import PAGE_FILES
 from hf_vit.hub.model_folder import CARD_NAME, PAGE_NAME
@@ -107,6 +107,7 @@ def shorten_names(models: Sequence[str | Path]) -> list[str]:
 def _write_model(source: str | Path, name: str, folder: Path, output: Path) -> dict[str, Any]:
     """Export a model into a folder, and return its description for the page; errors name the page's `output`."""
     loaded, processor = open_model(source)
+    refuse_diverged(loaded, str(source), "shown")
     loaded = loaded.float()  # browsers compute in float32
     if not has_head(loaded) or not type(loaded).__name__.endswith("ForImageClassification"):
         raise UserError(f"{source} is not an image classifier; give one, or fine-tune it first (hf-vit finetune)")
