@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -126,15 +125,14 @@ def answer(prepare: Callable[[], object], **functions: Callable[..., object]) ->
     os._exit(0)  # libraries tell of what they leave behind
 
 
-def warm_up(names: Iterable[str]) -> int:
-    """Import modules, so that no fork has to; how many threads there are then."""
+def warm_up(names: Iterable[str]) -> None:
+    """Import modules, so that no fork has to."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in names:
             with suppress(Exception):  # what cannot be imported by itself is left to the job
                 importlib.import_module(name)
     freeze()
-    return threading.active_count()
 
 
 def freeze() -> None:

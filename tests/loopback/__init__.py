@@ -6,10 +6,10 @@ Two origins: the Hub itself, and a storage that plays S3, CDN and Xet's content-
 so that redirects are real and a token that leaves the Hub's origin is seen.
 
 Honest: blobs are kept by their SHA-256; an LFS or Xet object is admitted only if its bytes hash to what was claimed; a
-commit only if every blob it names was uploaded; state is written atomically; `fsck` re-hashes every blob a reference
-reaches. Not real: commit ids (SHA-1 over JSON, no git), a card validator that knows the main rules only, Xet's own
-hashes (not recomputed; the file's SHA-256 is), no quotas, no pages but those of a user's models, collections in memory
-alone, data sets only as they are read, under the names of models. Status codes and messages follow the client's source.
+commit only if every blob it names was uploaded; `fsck` re-hashes every blob of every commit. Not real: commit ids
+(random, no git), a card validator that knows the main rules only, Xet's own hashes (not recomputed; the file's SHA-256
+is), no quotas, no pages but those of a user's models, repositories and collections in memory alone, data sets only as
+they are read, under the names of models. Status codes and messages follow the client's source.
 
 Users: alice (tokens hf_alice_write, hf_alice_read), bob (hf_bob_write); alice may write to the organisation acme, bob
 may read it.

@@ -1,6 +1,7 @@
 """Start the Hub: two listeners, until the process that started it ends."""
 
 import argparse
+import json
 import os
 import secrets
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import loopback.routes
 import loopback.xet
 from loopback.handler import Handler, Hub
-from loopback.store import Store, write_json
+from loopback.store import Store
 
 
 class Server(ThreadingHTTPServer):
@@ -43,7 +44,9 @@ def main() -> None:
     arguments = parser.parse_args()
     hub = serve(arguments.root)
     ready = {"endpoint": hub.endpoint, "storage": hub.storage, "secret": hub.secret, "pid": os.getpid()}
-    write_json(arguments.ready_file, ready)
+    temporary = arguments.ready_file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(ready))
+    temporary.rename(arguments.ready_file)
     sys.stdin.read()  # ends when the parent closes the pipe, however it ends
 
 

@@ -171,10 +171,6 @@ class Client:
         shutil.rmtree(self.home)
         self.home.mkdir()
 
-    def preload(self, *names: str) -> None:
-        """Import modules once for all jobs that follow, where many of these need them."""
-        self.warm.ask("warm_up", names=names)
-
     def start(self, name: str, /, *, token: str | None = "hf_alice_write", **arguments: Any) -> "Job":
         """Start a job; with a token in its environment, or without."""
         self.jobs += 1

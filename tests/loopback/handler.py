@@ -2,7 +2,7 @@
 
 Faults on demand. A fault is a JSON object:
 
-    {"path": regex searched in the raw path, "method": any by default, "nth": 1, "times": 1 (-1: always),
+    {"path": regex searched in the raw path, "method": any by default, "times": 1 (-1: always),
      "action": ..., and the action's own fields}
 
 The actions:
@@ -89,9 +89,7 @@ class Faults:
                 if fault.get("method", method) != method or not re.search(fault["path"], path):
                     continue
                 fault["seen"] += 1
-                first, times = fault.get("nth", 1), fault.get("times", 1)
-                due = fault["seen"] >= first and (times < 0 or fault["seen"] < first + times)
-                if due and not taken:
+                if not taken and (fault.get("times", 1) < 0 or fault["seen"] <= fault.get("times", 1)):
                     taken = fault
                     fault["fired"] += 1
         return taken

@@ -98,9 +98,7 @@ def control(request: Handler, what: str) -> None:
         hub.sizes.update(request.json())
     elif what == "repo":  # settings that a person changes on the web page
         changes = request.json()
-        repo = request.store.repos[changes.pop("id").lower()]
-        repo.update(changes)
-        request.store.save(repo)
+        request.store.repos[changes.pop("id").lower()].update(changes)
     elif what == "plant":  # what no client could upload
         plant(request.store, **request.json())
     answers: dict[str, Any] = {"faults": hub.faults.active, "log": hub.log}
@@ -112,7 +110,7 @@ def plant(store: Store, id: str, like: str | None, files: dict[str, str | None],
     tree: dict[str, Any] = {}
     if like is not None:
         source = store.repos[like.lower()]
-        tree = store.tree(source, source["refs"]["refs/heads/main"])
+        tree |= store.tree(source, source["refs"]["refs/heads/main"])
     for path, content in files.items():
         tree.pop(path, None)
         if content is not None:
@@ -120,9 +118,8 @@ def plant(store: Store, id: str, like: str | None, files: dict[str, str | None],
             sha256, size = store.put([data])
             oid = git_oid(lfs_pointer(sha256, size) if path in large else data)
             tree[path] = {"sha256": sha256, "size": size, "oid": oid, "lfs": path in large}
-    repo = store.repos.get(id.lower()) or store.create(id, private=False, user=id.split("/")[0])
-    repo["refs"]["refs/heads/main"] = store.new_commit(repo, None, tree, "planted", "somebody")
-    store.save(repo)
+    repo = store.repos.get(id.lower()) or store.create(id, private=False)
+    repo["refs"]["refs/heads/main"] = store.new_commit(repo, tree)
 
 
 @route("GET", "/api/whoami-v2")
@@ -171,7 +168,7 @@ def create_repo(request: Handler) -> None:
         repo_id = f"{'spaces/' * is_space}{namespace}/{name}"
         existing = request.store.repos.get(repo_id.lower())
         private = bool(asked.get("private")) or asked.get("visibility") == "private"
-        repo = existing or request.store.create(repo_id, private, request.user, asked.get("sdk"))
+        repo = existing or request.store.create(repo_id, private, asked.get("sdk"))
     body = {"url": f"{request.hub.endpoint}/{repo['id']}", "name": f"{namespace}/{name}", "id": repo["_id"]}
     if existing:  # the client reads "url" of the refusal when exist_ok=True
         raise Refusal(409, "You already created this model repo", body={"error": "You already created it", **body})
@@ -193,8 +190,7 @@ def repo_info(request: Handler, repo_id: str, revision: str | None) -> None:
 
 def model_info(request: Handler, repo: dict[str, Any], oid: str) -> dict[str, Any]:
     """What is told of a model; `expand` adds its results."""
-    commit = request.store.commit(repo, oid)
-    assert commit is not None
+    commit = repo["commits"][oid]
     name = repo["id"].removeprefix("spaces/")
     answer = {"_id": repo["_id"], "id": name, "modelId": name, "author": name.split("/")[0],
               "sha": oid, "private": repo["private"], "gated": repo["gated"], "disabled": False, "downloads": 0,
@@ -253,7 +249,6 @@ def create_reference(request: Handler, repo_id: str, kind: str, revision: str) -
         if reference in repo["refs"]:
             raise Refusal(409, f"Reference already exists: {reference}")
         repo["refs"][reference] = request.store.resolve(repo, start)[1]
-        request.store.save(repo)
     request.reply()
 
 
@@ -412,7 +407,7 @@ def commit(request: Handler, repo_id: str, revision: str) -> None:
         tree = dict(store.tree(repo, head))
         for kind, value in operations:
             _apply(request, repo, tree, kind, value)
-        oid = store.new_commit(repo, head, tree, header["summary"], request.user)
+        oid = store.new_commit(repo, tree)
         url = f"{request.hub.endpoint}/{repo['id']}"
         answer = {"success": True, "commitOid": oid, "commitUrl": f"{url}/commit/{oid}", "hookOutput": ""}
         if proposal:
@@ -420,7 +415,6 @@ def commit(request: Handler, repo_id: str, revision: str) -> None:
             reference = f"refs/pr/{repo['pull_requests']}"
             answer["pullRequestUrl"] = f"{url}/discussions/{repo['pull_requests']}"
         repo["refs"][reference] = oid
-        store.save(repo)
     request.reply(answer)
 
 

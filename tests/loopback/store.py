@@ -1,15 +1,13 @@
-"""What the Hub keeps on disk: blobs by SHA-256, repositories with references and commits, Xet's files and xorbs."""
+"""What the Hub keeps: on disk blobs by SHA-256 and xorbs; repositories with references and commits, and Xet's files."""
 
 import datetime
 import hashlib
-import json
 import os
-import re
 import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +27,6 @@ def git_oid(data: bytes) -> str:
 
 def lfs_pointer(sha256: str, size: int) -> bytes:
     return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
-
-
-def write_json(path: Path, content: Any) -> None:
-    """In one move, so that a killed server leaves the old state or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        json.dump(content, file)
-    os.replace(temporary, path)
 
 
 class Refusal(Exception):  # noqa: N818 - no error of the server
@@ -70,7 +59,7 @@ class Store:
     def clear(self) -> None:
         """Forget everything."""
         with self.lock:
-            for folder in ("blobs", "repos", "tmp", "xorbs"):
+            for folder in ("blobs", "tmp", "xorbs"):
                 shutil.rmtree(self.root / folder, ignore_errors=True)
                 (self.root / folder).mkdir(parents=True)
             self.repos: dict[str, dict[str, Any]] = {}
@@ -103,76 +92,53 @@ class Store:
 
     # Repositories
 
-    def folder(self, repo: dict[str, Any]) -> Path:
-        return self.root / "repos" / repo["id"].replace("/", "__")
-
-    def save(self, repo: dict[str, Any]) -> None:
-        write_json(self.folder(repo) / "state.json", repo)
-
-    def create(self, repo_id: str, private: bool, user: str, sdk: str | None = None) -> dict[str, Any]:
+    def create(self, repo_id: str, private: bool, sdk: str | None = None) -> dict[str, Any]:
         """A new repository, with one commit: .gitattributes, and of a static Space a first page, as on the real Hub."""
-        repo = {"id": repo_id, "private": private, "gated": False, "granted": [], "created": now(), "refs": {},
-                "sdk": sdk, "pull_requests": 0, "uploaded": [], "_id": secrets.token_hex(12)}  # fmt: skip
+        repo = {
+            **{"id": repo_id, "_id": secrets.token_hex(12), "private": private, "gated": False, "granted": []},
+            **{"created": now(), "sdk": sdk, "refs": {}, "commits": {}, "uploaded": set(), "pull_requests": 0},
+        }
         tree: dict[str, Any] = {}
         for path, data in {".gitattributes": GITATTRIBUTES, **(FIRST_PAGE if sdk == "static" else {})}.items():
             sha256, size = self.put([data])
             tree[path] = {"sha256": sha256, "size": size, "oid": git_oid(data), "lfs": False}
-        repo["refs"]["refs/heads/main"] = self.new_commit(repo, None, tree, "initial commit", user)
+        repo["refs"]["refs/heads/main"] = self.new_commit(repo, tree)
         self.repos[repo_id.lower()] = repo
-        self.save(repo)
         return repo
 
-    def new_commit(self, repo: dict[str, Any], parent: str | None, tree: dict, title: str, user: str) -> str:
-        commit = {"parents": [parent] if parent else [], "tree": tree, "title": title, "user": user, "date": now(),
-                  "nonce": secrets.token_hex(4)}  # fmt: skip
-        oid = hashlib.sha1(json.dumps(commit, sort_keys=True).encode()).hexdigest()
-        write_json(self.folder(repo) / "commits" / f"{oid}.json", commit)
+    def new_commit(self, repo: dict[str, Any], tree: dict[str, Any]) -> str:
+        oid = secrets.token_hex(20)
+        repo["commits"][oid] = {"tree": tree, "date": now()}
         return oid
 
-    def commit(self, repo: dict[str, Any], oid: str) -> dict[str, Any] | None:
-        path = self.folder(repo) / "commits" / f"{oid}.json"
-        return json.loads(path.read_text()) if path.exists() else None
-
     def tree(self, repo: dict[str, Any], oid: str) -> dict[str, Any]:
-        commit = self.commit(repo, oid)
-        assert commit is not None
-        return commit["tree"]
+        return repo["commits"][oid]["tree"]
 
     def resolve(self, repo: dict[str, Any], revision: str) -> tuple[str | None, str]:
         """(reference or None, commit) of a branch, a tag, a full reference or a commit."""
         for name in (revision, f"refs/heads/{revision}", f"refs/tags/{revision}"):
             if name in repo["refs"]:
                 return name, repo["refs"][name]
-        if re.fullmatch(r"[0-9a-f]{40}", revision) and self.commit(repo, revision):
+        if revision in repo["commits"]:
             return None, revision
         raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-
-    def history(self, repo: dict[str, Any], oid: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-        while oid and (commit := self.commit(repo, oid)):
-            yield oid, commit
-            oid = commit["parents"][0] if commit["parents"] else None
 
     def note_upload(self, repo_id: str, sha256: str) -> None:
         """Remember that a blob was uploaded to this repository: commits may name no other."""
         with self.lock:
             repo = self.repos.get(repo_id.lower())
-            if repo and sha256 not in repo["uploaded"]:
-                repo["uploaded"].append(sha256)
-                self.save(repo)
+            if repo:
+                repo["uploaded"].add(sha256)
 
     def fsck(self) -> list[str]:
-        """Everything that is wrong: references to missing commits, blobs that are missing or not what they say."""
-        problems: list[str] = []
-        for repo in self.repos.values():
-            for reference, head in repo["refs"].items():
-                if self.commit(repo, head) is None:
-                    problems.append(f"{repo['id']} {reference}: commit {head} is missing")
-                for oid, commit in self.history(repo, head):
-                    problems += [
-                        f"{repo['id']}@{oid[:8]} {path}: blob {entry['sha256'][:12]} is damaged or missing"
-                        for path, entry in commit["tree"].items()
-                        if not self._sound(entry)
-                    ]
+        """Everything that is wrong: blobs that are missing or not what they say, and files that were left."""
+        problems = [
+            f"{repo['id']}@{oid[:8]} {path}: blob {entry['sha256'][:12]} is damaged or missing"
+            for repo in self.repos.values()
+            for oid, commit in repo["commits"].items()
+            for path, entry in commit["tree"].items()
+            if not self._sound(entry)
+        ]
         left = list((self.root / "tmp").iterdir())
         return problems + [f"{len(left)} temporary files were left"] * bool(left)
 
