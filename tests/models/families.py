@@ -418,6 +418,12 @@ def tensors_of(outputs: Any) -> list[torch.Tensor]:
     return found
 
 
+def assert_same_bits(given: Any, wanted: Any) -> None:
+    """Of two model outputs."""
+    for left, right in zip(tensors_of(given), tensors_of(wanted), strict=True):
+        assert torch.equal(left, right)
+
+
 def assert_near(given: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-5) -> None:
     """As the documentation states it: relative to the largest value where that exceeds 1."""
     bound = tolerance * max(1.0, float(wanted.nan_to_num().abs().max()))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from models.families import FAMILIES, MIXERS, OTHERS, TINY, Family
+from models.families import FAMILIES, OTHERS, TINY, Family
 from transformers import AutoConfig, ViTConfig
 
 from hf_vit import HfViTConfig
@@ -283,17 +283,6 @@ def test_sizes_may_be_pairs_and_lists(sizes: dict):
     assert config.grid == (4, 4)
     assert not isinstance(config.image_size, list)
     assert not isinstance(config.patch_size, list)
-
-
-def test_defaults_are_the_papers_b16():
-    for config in (HfViTConfig(), MIXERS["mixer"].config_class()):
-        assert (config.image_size, config.patch_size, config.grid) == (224, 16, (14, 14))
-        assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (12, 768, 3072)
-        assert (config.hidden_act, config.layer_norm_eps) == ("gelu_pytorch_tanh", 1e-6)
-    assert config.token_intermediate_size == 384
-    config = HfViTConfig()
-    assert (config.num_attention_heads, config.pooling, config.position_embedding) == (12, "token", "learned")
-    assert config.has_class_token
 
 
 @pytest.mark.parametrize("name", FAMILIES | OTHERS)

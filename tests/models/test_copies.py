@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from dense_heads import batch_for, build
-from models.families import OTHERS, Family, tensors_of
+from models.families import OTHERS, Family, assert_same_bits, tensors_of
 from torch import nn
 from transformers.initialization import no_init_weights
 
@@ -36,29 +36,24 @@ def change(model: nn.Module) -> None:
             parameter.add_(0.3)
 
 
-def assert_same(given, wanted) -> None:
-    for left, right in zip(tensors_of(given), tensors_of(wanted), strict=True):
-        torch.testing.assert_close(left, right, rtol=0, atol=0)
-
-
 @torch.no_grad()
 def assert_as_fresh(model: nn.Module, images: torch.Tensor) -> None:
     """A new model with the same numbers, which has computed nothing yet, gives the same."""
     with no_init_weights():
         other = type(model)(copy.deepcopy(model.config)).to(model.dtype).eval()
     other.load_state_dict(model.state_dict())
-    assert_same(model(images), other(images))
+    assert_same_bits(model(images), other(images))
 
 
 @torch.no_grad()
 def test_copies_and_replicas_use_their_own_parameters(model, images):
     wanted = model(images)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert_same(other(images), wanted)
+        assert_same_bits(other(images), wanted)
         change(other)
         assert_as_fresh(other, images)
-    assert_same(model(images), wanted)
-    assert_same(replica_of(model, dict(other.named_parameters()))(images), other(images))
+    assert_same_bits(model(images), wanted)
+    assert_same_bits(replica_of(model, dict(other.named_parameters()))(images), other(images))
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -66,7 +61,7 @@ def test_copies_and_replicas_use_their_own_parameters(model, images):
 def test_replicas_of_other_networks(name: str):
     model = OTHERS[name].build("classification")
     images = OTHERS[name].images(model.config)
-    assert_same(replica_of(model, dict(model.named_parameters()))(images), model(images))
+    assert_same_bits(replica_of(model, dict(model.named_parameters()))(images), model(images))
 
 
 @pytest.mark.parametrize("head", ["detr", "deformable-detr"])
@@ -125,12 +120,12 @@ def test_inference_mode(family: Family, choice: str):
         model = family.build("model", choice, dtype=torch.float64)
         images = family.images(model.config, grid=OTHER, dtype=torch.float64)
         first = model(images)
-        assert_same(model(images), first)
+        assert_same_bits(model(images), first)
     model, images = family.build("model", choice, dtype=torch.float64), images.clone()
     with torch.inference_mode():
-        assert_same(model(images), first)
+        assert_same_bits(model(images), first)
     with torch.no_grad():
-        assert_same(model(images), first)
+        assert_same_bits(model(images), first)
     sum(tensor.square().mean() for tensor in tensors_of(model.train()(images))).backward()
 
 

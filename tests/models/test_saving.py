@@ -8,7 +8,7 @@ import accelerate
 import pytest
 import torch
 import transformers
-from models.families import FAMILIES, HEADS, OTHERS, Family, tensors_of
+from models.families import FAMILIES, HEADS, OTHERS, Family, assert_same_bits
 from packaging.version import Version
 from safetensors.torch import load_file
 
@@ -20,11 +20,6 @@ OTHER_FAMILIES = OTHERS
 ALL_FAMILIES = FAMILIES | OTHERS
 KEYS = Path(__file__).parent / "state_dict_keys.json"
 MODELS = Path(hf_vit.models.__file__).parent
-
-
-def assert_same_bits(given, wanted) -> None:
-    for left, right in zip(tensors_of(given), tensors_of(wanted), strict=True):
-        assert torch.equal(left, right)
 
 
 # One for each module, table or shape that a choice brings in; test_config.py reloads every configuration.
