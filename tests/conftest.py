@@ -133,9 +133,12 @@ def _quick_exports() -> Iterator[None]:
         yield
 
 
+GRAPHS = dict[Any, bytes]()
+
+
 @pytest.fixture(scope="module")
 def exported_once() -> Iterator[None]:
-    """Export a model that is read from a folder once in a module's tests: each gets a graph of its own to write into.
+    """Export the same model once in a process's tests: each gets a graph of its own to write into.
 
     What torch has traced already is told by its code, and not by the model's configuration.
     """
@@ -143,20 +146,24 @@ def exported_once() -> Iterator[None]:
     import torch
     from onnxscript import ir
 
-    export, graphs = torch.onnx.export, dict[str, bytes]()
+    export = torch.onnx.export
 
     def export_once(model: Any, arguments: Any = (), **options: Any) -> Any:
         if isinstance(model, torch.export.ExportedProgram):
-            told, tensors = model.graph_module.code, model.state_dict | model.constants
+            told, kinds = model.graph_module.code, ()
+            tensors = [*model.state_dict.values(), *model.constants.values()]
         else:
-            told, tensors = str(model.model.config.to_dict() | {"_name_or_path": ""}), model.state_dict()
-        weights = [zlib.crc32(tensor.detach().numpy().tobytes()) for tensor in tensors.values()]
-        key = f"{told} {weights} {[each.shape for each in arguments]} {options}"
-        if key in graphs:
-            return torch.onnx.ONNXProgram(ir.from_proto(onnx.load_model_from_string(graphs[key])), None)
-        program: Any = export(model, arguments, **options)
-        graphs[key] = ir.to_proto(program.model).SerializeToString()
-        return program
+            told, kinds = str(model), tuple(map(type, model.modules()))
+            if hasattr(model, "model"):
+                told += f"{model.model.config.to_dict() | {'_name_or_path': ''}} {getattr(model, 'options', '')}"
+            tensors = [*model.parameters(), *model.buffers()]
+        weights = [zlib.crc32(tensor.detach().float().numpy().tobytes()) for tensor in tensors]
+        key = f"{told} {weights} {[each.shape for each in arguments]} {options}", kinds
+        if key not in GRAPHS:
+            program: Any = export(model, arguments, **options)
+            GRAPHS[key] = ir.to_proto(program.model).SerializeToString()
+            return program
+        return torch.onnx.ONNXProgram(ir.from_proto(onnx.load_model_from_string(GRAPHS[key])), None)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.onnx, "export", export_once)

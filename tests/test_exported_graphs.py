@@ -12,12 +12,11 @@ import torch
 from models.families import FAMILIES
 from PIL import Image
 from pyarrow import parquet
-from training.conftest import make_colour_folder
+from training.conftest import make_colour_folder, save_model
 from transformers import ConvNextImageProcessor
 
 import hf_vit
 from hf_vit import conversion
-from hf_vit.data import make_processor
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
 from hf_vit.results.facts import append_record, make_record
@@ -34,9 +33,7 @@ def coloured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("coloured")
     names = {"id2label": {0: "blue", 1: "green", 2: "red"}, "label2id": {"blue": 0, "green": 1, "red": 2}}
     model = FAMILIES["plain"].build("classification", **names, num_hidden_layers=1)
-    model.save_pretrained(root / "model")
-    make_processor(model.config).save_pretrained(root / "model")
-    return {"MODEL": root / "model", "DATA": make_colour_folder(root / "colours", count=10)}
+    return {"MODEL": save_model(model, root / "model"), "DATA": make_colour_folder(root / "colours", count=10)}
 
 
 @pytest.fixture(scope="module", params=FILES)

@@ -12,7 +12,7 @@ from models.families import FAMILIES
 from PIL import Image
 from pyarrow import csv, parquet
 from test_exported_graphs import run
-from training.conftest import make_colour_folder
+from training.conftest import make_colour_folder, save_model
 from transformers import TimmWrapperConfig, TimmWrapperForImageClassification, pipeline
 
 import hf_vit
@@ -65,8 +65,7 @@ def values_of(model: Any, processor: Any, image: Path) -> list[float]:
 
 def copy_of(saved: Path, folder: Path, **fields: Any) -> Any:
     model = hf_vit.HfViTForImageClassification.from_pretrained(saved, **fields).eval()
-    model.save_pretrained(folder)
-    processor_of(model.config).save_pretrained(folder)
+    save_model(model, folder)
     return model
 
 
@@ -83,11 +82,9 @@ def image(data: Path) -> Path:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A regression of ours, with outputs by the names of the data's classes, and an accuracy that 0.2 measured."""
-    folder = tmp_path_factory.mktemp("saved") / "heights"
     names = {"id2label": dict(enumerate(NAMES)), "problem_type": "regression"}
     model = FAMILIES["plain"].build("classification", **names)
-    model.save_pretrained(folder)
-    processor_of(model.config).save_pretrained(folder)
+    folder = save_model(model, tmp_path_factory.mktemp("saved") / "heights")
     append_record(folder, make_record("evaluation", values={"top1": 0.4375, "loss": 1.0}, command="hf-vit evaluate"))
     return folder
 

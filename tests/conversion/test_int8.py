@@ -20,6 +20,7 @@ from models.families import FAMILIES
 from onnxscript import ir
 from PIL import Image
 from torch.onnx import ONNXProgram
+from training.conftest import save_model
 
 from hf_vit.conversion import export
 from hf_vit.conversion.targets.graphs import certificate as certificates
@@ -27,7 +28,6 @@ from hf_vit.conversion.targets.graphs import int8
 from hf_vit.conversion.targets.graphs.certificate import verify
 from hf_vit.conversion.targets.graphs.int8 import Calibration, choose_float_parts, estimate_agreement
 from hf_vit.conversion.targets.graphs.runtimes import get_openvino_core
-from hf_vit.data import make_processor
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
 
@@ -67,9 +67,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         fitted = torch.linalg.lstsq(with_one.T @ with_one + 0.01 * torch.eye(33), with_one.T @ wanted).solution
         model.classifier.weight.copy_(fitted[:-1].T)
         model.classifier.bias.copy_(fitted[-1])
-    model.save_pretrained(root / "model")
-    make_processor(model.config).save_pretrained(root / "model")
-    return {"model": root / "model", "data": root / "data"}
+    return {"model": save_model(model, root / "model"), "data": root / "data"}
 
 
 # Which take half a minute each.
@@ -393,9 +391,7 @@ def test_bad_input_is_told_before_any_work(case: str, places: dict[str, Path], t
         (tmp_path / "FEW" / name).mkdir(parents=True)
         for number in range(30):
             Image.fromarray(pixels(colour, number)).save(tmp_path / "FEW" / name / f"{number}.png")
-    bare = FAMILIES["plain"].build("model", num_hidden_layers=1)
-    bare.save_pretrained(tmp_path / "BARE")
-    make_processor(bare.config).save_pretrained(tmp_path / "BARE")
+    save_model(FAMILIES["plain"].build("model", num_hidden_layers=1), tmp_path / "BARE")
     there = {"DATA": str(places["data"]), **{name: str(tmp_path / name) for name in ("FEW", "NONE", "BARE")}}
     given: Any = {name: there.get(value, value) for name, value in options.items()}
     with pytest.raises(UserError, match=message):

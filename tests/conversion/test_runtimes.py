@@ -26,7 +26,7 @@ from pyarrow import parquet
 from skimage.data import chelsea
 from torch.nn import functional as F
 from torch.onnx import ONNXProgram
-from training.conftest import make_colour_folder
+from training.conftest import make_colour_folder, save_model
 
 import hf_vit
 from hf_vit.conversion import export
@@ -44,8 +44,7 @@ def saved(name: str, folder: Path, **fields: Any) -> Any:
     """A classifier of a family, with one layer where it has layers of attention, and its processor."""
     fields |= {"num_hidden_layers": 1} if name in FAMILIES else {}
     model = {**FAMILIES, **OTHERS}[name].build("classification", **fields)
-    for part in (model, make_processor(model.config)):
-        part.save_pretrained(folder)
+    save_model(model, folder)
     return model
 
 

@@ -6,10 +6,10 @@ import torch
 from models.families import FAMILIES, OTHERS
 from PIL import Image
 from skimage import data
+from training.conftest import save_model
 from transformers import AutoModel, AutoModelForImageClassification, ViTImageProcessor, pipeline
 
 NAMES = {0: "astronaut", 1: "coffee", 2: "cameraman"}
-HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +29,7 @@ def folder(request, tmp_path_factory):
     labels = {"id2label": NAMES, "label2id": {name: index for index, name in NAMES.items()}}
     model = row.build("classification", **labels)
     torch.nn.init.normal_(model.classifier.weight, std=0.2)
-    path, (height, width) = tmp_path_factory.mktemp(request.param), model.config.nominal_size
-    for part in (model, ViTImageProcessor(size={"height": height, "width": width}, do_convert_rgb=True, **HALF)):
-        part.save_pretrained(path)
-    return path
+    return save_model(model, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")

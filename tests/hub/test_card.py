@@ -377,7 +377,7 @@ def test_of_two_at_once_the_card_of_the_latest_facts_stays(folder: Path, monkeyp
         monkeypatch.undo()
         others.append(threading.Thread(target=record_and_refresh))
         others[0].start()
-        others[0].join(3)  # it waits for its turn; without one it is done by now
+        others[0].join(1)  # it waits for its turn; without one it is done by now
         write(path, content)
 
     def record_and_refresh() -> None:

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,26 +65,9 @@ def attend_to_twice_the_values(model: Any) -> None:
     model.set_attn_implementation("twice_the_values")
 
 
-PROGRAMS = dict[Any, Any]()
-
-
 @pytest.fixture(autouse=True, scope="module")
-def _exported_once() -> Iterator[None]:
-    """Exporting takes seconds: of the same model of a family, engines are given the same graph."""
-    export = engines.export_onnx_of_batches
-
-    def exported(module: Any, example: torch.Tensor, names: list[str]) -> Any:
-        weights = tuple(float(each.sum()) for each in [*module.parameters(), *module.buffers()])
-        asked = str(module.options) + module.model.config.to_json_string()
-        kinds = tuple(map(type, module.modules()))  # the engines' forms of a model differ
-        key = tuple(names), tuple(example.shape), asked, kinds, weights
-        if key not in PROGRAMS:
-            PROGRAMS[key] = export(module, example, names)
-        return PROGRAMS[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "export_onnx_of_batches", exported)
-        yield
+def _exported_once(exported_once: None) -> None:
+    """Exporting takes seconds."""
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from models.families import FAMILIES
+from training.conftest import save_model
 from zygote import Zygote
 
 import hf_vit
-from hf_vit.data import make_processor
 from hf_vit.environment import keep_freed_memory
 from hf_vit.loading.model import load_model
 
@@ -29,9 +29,7 @@ def faults(how: str, megabytes: int) -> int:
     if how == "optimized":
         hf_vit.optimize_for_inference(model, engine="torch")
     elif how == "opened by its name":
-        for part in (model, make_processor(model.config)):
-            part.save_pretrained("saved")
-        load_model("saved")
+        load_model(save_model(model, "saved"))
     elif how == "trained":
         hf_vit.finetune(model.config, "digits", "trained", steps=1, evaluations=1, batch_size=4)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
