@@ -1,6 +1,7 @@
 """Dense prediction: heads on every backbone, and segmentation and detection under the one driver."""
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -499,6 +500,18 @@ def test_a_folder_is_measured_and_predicts(learnt: Any, tmp_path: Path, succeeds
     findings = audit_results(result.folder, device="cpu")
     assert {finding.verdict for finding in findings} == {"equal"}, "what the card tells is measured again"
     assert len(findings) == len(result.test.headline())
+    shutil.copytree(result.folder, tmp_path / "changed", ignore=shutil.ignore_patterns("checkpoints"))
+    facts = json.loads((tmp_path / "changed" / "facts.json").read_text())
+    for change, verdict in ((5e-5, "rounding"), (5e-4, "different")):
+        numbers = {name: value + change for name, value in result.test.headline().items()}
+        facts[-1]["values"]["headline"] = numbers
+        (tmp_path / "changed" / "facts.json").write_text(json.dumps(facts))
+        verdicts = {
+            each.verdict
+            for each in audit_results(tmp_path / "changed", device="cpu")
+            if each.published in numbers.values()
+        }
+        assert verdicts == {verdict}
     image = load_data(DATA, target="mask").split("test")[0]["image"].resize((48, 40))
     for name in ("one", "One"):
         (tmp_path / name.lower()).mkdir(exist_ok=True)

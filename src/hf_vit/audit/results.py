@@ -21,7 +21,7 @@ from hf_vit.data.sources import is_builtin
 from hf_vit.errors import UserError, get_first_line, to_one_line
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.metrics import compute_macro_averages
-from hf_vit.evaluation.protocols.registry import TARGETS, evaluate_protocol
+from hf_vit.evaluation.protocols.registry import TARGETS, ProtocolRun, evaluate_protocol
 from hf_vit.evaluation.reading import find_largest
 from hf_vit.hub.card_metadata import describe_inputs, select_evaluations
 from hf_vit.hub.model_folder import CARD_NAME, check_inside
@@ -152,17 +152,18 @@ def _measure_again(
         measured, published = measurements.get(name), recorded_values.get(name)
         result_name = to_one_line(f"{ACCURACIES.get(name, name)} on {data_name}")
         if isinstance(measured, float) and isinstance(published, float | int):
-            verdict, reason = _judge(name, float(published), measured, evaluation.result.num_images, ties)
+            verdict, reason = _judge(name, float(published), measured, evaluation, ties)
             yield Finding(result_name, verdict, float(published), measured, reason)
         elif isinstance(published, float | int) and not is_top1:
             yield Finding(result_name, "not checkable", float(published), reason=f"{protocol} does not measure it")
 
 
 def _judge(
-    name: str, published: float, measured: float, num_images: int, ties: "NearTies | None"
+    name: str, published: float, measured: float, evaluation: ProtocolRun, ties: "NearTies | None"
 ) -> tuple[Verdict, str]:
     """Return the verdict on the metric `name` in facts.json, and its reason; `ties` is None for all but top-1."""
     if ties is not None and name in ACCURACIES:
+        num_images = evaluation.result.num_images
         num_changed = abs(round(measured * num_images) - round(published * num_images))
         if not num_changed:
             return "equal", ""
@@ -172,7 +173,9 @@ def _judge(
     difference = abs(measured - published)
     if difference <= TOLERANCE * max(1.0, abs(measured)):
         return "equal", ""
-    if ties is not None and ties.can_explain(name, published, measured):
+    # About this share of pixels and boxes is a near tie of classes, scores or overlaps.
+    is_rounded = evaluation.protocol in TARGETS and difference <= NEAR_TIE
+    if is_rounded or (ties is not None and ties.can_explain(name, published, measured)):
         return "rounding", f"they differ by {difference:.2g}, which near ties can explain"
     return "different", f"they differ by {difference:.2g}"
 
