@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hf_vit.conversion.fetching import is_within
 from hf_vit.conversion.loading import find_source
 from hf_vit.conversion.progress import progress, quiet_transformers
@@ -104,7 +106,7 @@ def export(
     output_folder = prepare_output(output, force)
     if Path(model).exists() and is_within(output_folder, model):
         raise UserError(f"the model {model} is in the output folder {output}; give another output folder")
-    with quiet_transformers():
+    with quiet_transformers(), torch.autocast("cpu", enabled=False):  # a graph would keep its casts
         source = find_source(model)
         loaded, processor = source.load(), source.processor()
         refuse_surrogates(list((loaded.config.id2label or {}).values()))
