@@ -191,7 +191,10 @@ def test_other_images_are_all_evaluated_with_persistent_workers_too(make_trainer
     trainer = make_trainer(per_device_eval_batch_size=8, dataloader_drop_last=True, **workers)
     validation, others = trainer.eval_dataset, Images(10)
     others.labels = (others.labels + 1) % 3
-    found = [trainer.evaluate(*images)["eval_loss"] for images in ((), (others,), ())]
+    state = torch.get_rng_state()
+    found = [trainer.evaluate()["eval_loss"]]
+    assert torch.equal(torch.get_rng_state(), state), "a resumed training starts its workers once more"
+    found += [trainer.evaluate(*images)["eval_loss"] for images in ((others,), ())]
     predictions = torch.from_numpy(trainer.predict(others).predictions)
     assert len(predictions) == len(others)
     assert trainer.get_eval_dataloader(validation) is trainer.get_eval_dataloader(), "its workers stay"

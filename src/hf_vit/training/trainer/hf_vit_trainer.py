@@ -243,6 +243,8 @@ class HfViTTrainer(Trainer):
             loader: Any = super().get_eval_dataloader(eval_dataset)
         inner = getattr(loader, "base_dataloader", loader)  # which starts the workers of accelerate's loader
         inner.worker_init_fn = partial(ignore_sigterm_during, self._is_training)
+        if persists:  # they would draw from the model's generator in the first evaluation, also in a resumed training
+            inner.generator = torch.Generator()
         return loader
 
     def get_test_dataloader(self, test_dataset: Dataset[Any]) -> DataLoader[Any]:
