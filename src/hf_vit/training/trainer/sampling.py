@@ -137,9 +137,6 @@ class SeededDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        return self.__getitems__([key])
-
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Any:
         """Return a collated batch, ordered by pass, so that mixup does not mix an image with its own copy."""
         with seeded(derive_seed(self.seed, *keys[0])):
