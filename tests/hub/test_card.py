@@ -42,7 +42,6 @@ from hf_vit import (
     variant_config,
 )
 from hf_vit.audit.results import select_records
-from hf_vit.conversion import export
 from hf_vit.data import load_data, to_rgb
 from hf_vit.errors import UserError
 from hf_vit.evaluation import predict
@@ -54,7 +53,6 @@ from hf_vit.hub.example import make_example
 from hf_vit.hub.model_folder import count_parameters, read_config
 from hf_vit.hub.published_results import RESULTS_FILE, make_results_file
 from hf_vit.loading.model import load_model
-from hf_vit.pages.making import make_page
 from hf_vit.results.facts import DataFact, Facts, Record, append_record
 from hf_vit.training.recipes.registry import find_recipe
 from hf_vit.writing import write_atomically
@@ -220,19 +218,24 @@ def test_how_it_was_made_of_others_is_told(folder: Path) -> None:
     assert not {"base_model", "base_model_relation"} & set(metadata(render_card(folder)))
 
 
-def test_a_quantized_model_is_served_with_its_library_and_not_exported(tmp_path: Path, model_folder: Path) -> None:
+def test_a_quantized_model_is_served_with_its_library_and_goes_no_further(
+    tmp_path: Path, model_folder: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
     from torchao.quantization import Int8WeightOnlyConfig
 
     options = {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())}
     AutoModelForImageClassification.from_pretrained(model_folder, **options).save_pretrained(model_folder)
     needed = collect(model_folder, "alice/my-vit", scratch=tmp_path, license="mit").files["requirements.txt"].source
     assert b"\ntorchao\n" in needed
-    for use, door in (
-        ("exported", lambda: export(model_folder, tmp_path / "out", "onnx")),
-        ("shown", lambda: make_page([model_folder], tmp_path / "out")),
+    to = ("--output", tmp_path / "out")
+    for use, words in (
+        ("exported", ("export", model_folder, tmp_path / "out", "--to", "onnx")),
+        ("shown", ("page", model_folder, *to)),
+        ("tried in float32", ("verify", model_folder, "--doors")),
+        ("trained", ("finetune", "--model", model_folder, "--data", "digits", "--steps", "1", *to)),
     ):
-        with pytest.raises(UserError, match=f"is quantized, so it cannot be {use}; give the model from before"):
-            door()
+        code, _, err = command(*words)
+        assert (code, f"is quantized, so it cannot be {use}; give the model from before" in err) == (1, True), err
 
 
 def test_settings_that_were_off_are_not_told(folder: Path) -> None:

@@ -32,7 +32,7 @@ from hf_vit.data.transforms import keeps_shapes
 from hf_vit.environment import list_versions, read_hardware
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.evaluation.reading import compute_scores, convert_to_scores
-from hf_vit.families import get_problem_type
+from hf_vit.families import get_problem_type, refuse_diverged
 from hf_vit.hub.contents import HANDLER
 from hf_vit.hub.verify import run_program
 from hf_vit.loading.model import LoadedModel, load_model
@@ -169,6 +169,7 @@ def verify_doors(
     loaded = load_model(str(folder), "cpu", as_classifier=True)
     if loaded.processor is None or loaded.folder is None or not hasattr(loaded.model, "save_pretrained"):
         raise UserError(f"{folder} is not a folder that save_pretrained wrote; give the folder of a saved classifier")
+    refuse_diverged(loaded.model, str(folder), "tried in float32")
     loaded.model.float()
     model_input = ModelInput(**loaded.describe())
     source = data

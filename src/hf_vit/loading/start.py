@@ -18,7 +18,7 @@ from hf_vit.data.labels import normalize_name
 from hf_vit.data.transforms import get_pixel_scale, make_processor
 from hf_vit.display import shorten_list
 from hf_vit.errors import UserError, get_strict_reason
-from hf_vit.families import AUTO_CLASSES, Door, find_family, get_problem_type
+from hf_vit.families import AUTO_CLASSES, Door, find_family, get_problem_type, refuse_diverged
 from hf_vit.loading.graphs import find_graph
 from hf_vit.models.configuration_hf_vit import HfBaseConfig, as_pair
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
@@ -339,6 +339,7 @@ def _load(
             **weights,
             **sizes,
         )
+    refuse_diverged(model, source.name, "trained")
     if unread := report["unexpected_keys"]:  # those of the checkpoint's own config are left out on purpose
         with torch.device("meta"):
             own = cast(Any, find_family(config.model_type)).classes["model"](source.config).state_dict()
