@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from hf_vit import conversion
 from hf_vit.errors import UserError
 from hf_vit.loading.model import load_model
 from hf_vit.results.facts import append_record, make_record
-from hf_vit_cli.main import main
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("exported_once")]  # of torch's exporter
 
 FILES = {"onnx": "model.onnx", "openvino": "openvino_model.xml"}
+Succeeds = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +54,6 @@ def of_images(coloured: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
     return {**coloured, "images": root / "images", "files": root / "files"}
 
 
-def run(*words: object) -> Any:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    return ended.value.code
-
-
 def test_the_same_answers_as_the_model(places: dict[str, Path]):
     """To images, and to noise; an image that is not finite spoils no other."""
     graph, model = load_model(places["GRAPH"]), load_model(places["MODEL"], "cpu")
@@ -79,12 +74,9 @@ def test_the_same_answers_as_the_model(places: dict[str, Path]):
     torch.testing.assert_close(given, wanted, rtol=0, atol=1e-5, equal_nan=True)
 
 
-def test_predict(places: dict[str, Path], capsys: pytest.CaptureFixture[str]):
+def test_predict(places: dict[str, Path], succeeds: Succeeds):
     image = next(places["DATA"].rglob("*.png"))
-    assert not run("predict", places["MODEL"], image)
-    wanted = capsys.readouterr().out
-    assert not run("predict", places["GRAPH"], image)
-    assert capsys.readouterr().out == wanted
+    assert succeeds("predict", places["GRAPH"], image) == succeeds("predict", places["MODEL"], image)
 
 
 @pytest.mark.parametrize("target", ["onnx", "timm", "transformers"])
@@ -111,34 +103,34 @@ def test_an_export_keeps_the_thresholds_of_a_multi_label_model_and_the_class_of_
         assert set(prediction.labels or ()) == {name for name, _ in others}
 
 
-def test_evaluate_and_compare(places: dict[str, Path], tmp_path: Path):
+def test_evaluate_and_compare(places: dict[str, Path], tmp_path: Path, succeeds: Succeeds):
     """As the model, but for attacks: a graph has no gradients."""
     for name in ("MODEL", "GRAPH"):
-        assert not run("evaluate", places[name], "--data", places["DATA"], "--output", tmp_path / name)
+        succeeds("evaluate", places[name], "--data", places["DATA"], "--output", tmp_path / name)
     written = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("MODEL", "GRAPH")]
     assert written[0] == written[1]
-    of_graph, of_model = compared(places["GRAPH"], places, tmp_path / "out")
+    of_graph, of_model = compared(places["GRAPH"], places, tmp_path / "out", succeeds)
     assert json.loads((tmp_path / "out/speed.json").read_text())["rows"]
     assert of_graph["top1"] == of_model["top1"]
     assert (of_graph["parameters"], of_graph["flops"], of_graph["fgsm"]) == (None, None, None)
     assert "exported graph: it was not attacked, and parameters and FLOPs were not counted" in of_graph["notes"][-1]
 
 
-def compared(graph: Path, places: dict[str, Path], out: Path) -> list[dict[str, Any]]:
+def compared(graph: Path, places: dict[str, Path], out: Path, succeeds: Succeeds) -> list[dict[str, Any]]:
     words = ("--speed-turns", "1", "--corruption", "contrast", "--epsilon", "1", "--output", out)
-    assert not run("compare", graph, places["MODEL"], "--data", places["DATA"], *words)
+    succeeds("compare", graph, places["MODEL"], "--data", places["DATA"], *words)
     return json.loads((out / "comparison.json").read_text())["models"]
 
 
-def test_embed_and_protocols_that_judge_features(places: dict[str, Path], tmp_path: Path):
+def test_embed_and_protocols_that_judge_features(places: dict[str, Path], tmp_path: Path, succeeds: Succeeds):
     tables, scores = list[np.ndarray](), list[Any]()
     data = ("--data", places["DATA"], "--output")
     for name in ("MODEL", "GRAPH"):
-        assert not run("embed", places[name], *data, tmp_path / name, "--split", "test")
+        succeeds("embed", places[name], *data, tmp_path / name, "--split", "test")
         (file,) = (tmp_path / name).glob("*.parquet")
         tables.append(np.stack(parquet.read_table(file)["embedding"].to_pylist()))
         knn = ("--protocol", "knn", "--neighbors", "3")
-        assert not run("evaluate", places[name], *data, tmp_path / f"{name} knn", *knn)
+        succeeds("evaluate", places[name], *data, tmp_path / f"{name} knn", *knn)
         scores.append(json.loads((tmp_path / f"{name} knn/knn.json").read_text())["values"])
     of_model, of_graph = tables
     np.testing.assert_allclose(of_graph, of_model, rtol=0, atol=1e-5)
@@ -187,10 +179,10 @@ def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path, capfd:
     assert capfd.readouterr() == ("", "")
 
 
-def test_bench_beside_the_model(places: dict[str, Path], tmp_path: Path):
+def test_bench_beside_the_model(places: dict[str, Path], tmp_path: Path, succeeds: Succeeds):
     """Paired by turns; and what torch cannot see of a runtime's memory is not told as a number."""
     words = ("--batch", "1", "--batch", "3", "--turns", "1", "--output", tmp_path / "speed.json")
-    assert not run("bench", "saved", places["MODEL"], places["GRAPH"], *words)
+    succeeds("bench", "saved", places["MODEL"], places["GRAPH"], *words)
     written = json.loads((tmp_path / "speed.json").read_text())
     assert [row["batch"] for row in written["rows"]] == [1, 3]
     assert {".onnx": "onnxruntime", ".xml": "openvino"}[places["GRAPH"].suffix] in written["versions"]
@@ -203,7 +195,7 @@ def test_bench_beside_the_model(places: dict[str, Path], tmp_path: Path):
         assert of_graph["peak_memory"] is None
 
 
-def test_what_a_graph_cannot_do_is_refused_in_one_line(places: dict[str, Path], tmp_path: Path, capsys):
+def test_what_a_graph_cannot_do_is_refused_in_one_line(places: dict[str, Path], tmp_path: Path, command: Any):
     """Before anything is measured."""
     model, graph, out, data = places["MODEL"], places["GRAPH"], tmp_path / "out", ("--data", places["DATA"])
     for words, message in (
@@ -216,14 +208,12 @@ def test_what_a_graph_cannot_do_is_refused_in_one_line(places: dict[str, Path], 
         (("bench", "data", graph, *data), "is an exported graph, which cannot be trained; give the original model"),
         (("soup", graph, model, "--output", out), "or an exported graph, which cannot be averaged"),
     ):
-        assert run(*words) == 1
-        told = capsys.readouterr().err
-        assert message in told
+        code, _, told = command(*words)
+        assert (code, message in told) == (1, True), told
         assert "Traceback" not in told
         assert words[0] != "bench" or told.count("\n") == 1
         assert not out.exists()
-    assert not run("diff", graph, graph)
-    assert "exported graphs have no weights to compare" in capsys.readouterr().out
+    assert "exported graphs have no weights to compare" in command("diff", graph, graph)[1]
 
 
 @pytest.mark.parametrize("which", ["images", "files"])
@@ -241,20 +231,16 @@ def test_a_graph_with_its_processor_takes_images_of_several_sizes(which: str, of
 
 
 def test_commands_feed_a_graph_with_its_processor_images_as_they_are(
-    of_images: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    of_images: dict[str, Path], tmp_path: Path, succeeds: Succeeds, command: Any
 ):
     image, graph = next(of_images["DATA"].rglob("*.png")), of_images["images"]
-    printed = list[str]()
-    for source in (of_images["MODEL"], graph):
-        assert not run("predict", source, image)
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1]
+    assert succeeds("predict", graph, image) == succeeds("predict", of_images["MODEL"], image)
     data = ("--data", of_images["DATA"])
-    assert not run("evaluate", graph, *data, "--output", tmp_path / "evaluated")
-    of_graph, of_model = compared(graph, of_images, tmp_path / "out")
+    succeeds("evaluate", graph, *data, "--output", tmp_path / "evaluated")
+    of_graph, of_model = compared(graph, of_images, tmp_path / "out", succeeds)
     assert of_graph["top1"] == of_model["top1"]
     assert (of_graph["corruptions"], of_graph["clean"]) == ({}, None)
     assert of_graph["image_size"] == of_model["image_size"]
     assert "exported graph: it was not corrupted or attacked, and param" in of_graph["notes"][-1]
-    assert run("evaluate", graph, *data, "--protocol", "corruptions") == 1
-    assert "contains its image processor, so it cannot be attacked" in capsys.readouterr().err
+    code, _, told = command("evaluate", graph, *data, "--protocol", "corruptions")
+    assert (code, "contains its image processor, so it cannot be attacked" in told) == (1, True)

@@ -11,7 +11,6 @@ from evaluation.tiny import make_classifier, make_processor
 from models.families import FAMILIES
 from PIL import Image
 from pyarrow import csv, parquet
-from test_exported_graphs import run
 from training.conftest import make_colour_folder, save_model
 from transformers import TimmWrapperConfig, TimmWrapperForImageClassification, pipeline
 
@@ -117,18 +116,17 @@ def test_values(kind: str, outputs: int, problem_type: str | None, image: Path):
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv", "parquet"])
-def test_the_command(form: str, tmp_path: Path, image: Path, saved: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command(form: str, tmp_path: Path, image: Path, saved: Path, command: Any):
     place = tmp_path / f"rows.{form}"
     options = {"table": (), "json": ("--json",)}.get(form, ("--output", place))
-    assert not run("predict", saved, image, "--top", 1, *options)
-    told = capsys.readouterr()
-    assert 'regression model (problem_type "regression")' in told.err
+    code, out, err = command("predict", saved, image, "--top", 1, *options)
+    assert (code, 'regression model (problem_type "regression")' in err) == (0, True), err
     if form == "table":
-        assert all(word in told.out for word in ("value", *NAMES))
-        assert "%" not in told.out
+        assert all(word in out for word in ("value", *NAMES))
+        assert "%" not in out
         return
     if form == "json":
-        found = [(each["label"], each["score"]) for each in json.loads(told.out)[0]["predictions"]]
+        found = [(each["label"], each["score"]) for each in json.loads(out)[0]["predictions"]]
     else:
         (row,) = (csv.read_csv if form == "csv" else parquet.read_table)(place).to_pylist()
         found = [(row[f"label{end}"], row[f"score{end}"]) for end in ("", "_2", "_3")]
@@ -181,20 +179,20 @@ REFUSED = {
     [*((case, "regression") for case in REFUSED), ("teacher", MULTI_LABEL), ("transformers.js", MULTI_LABEL)],
 )
 def test_refused_where_classes_are_needed(
-    case: str, problem_type: str, saved: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: str, problem_type: str, saved: Path, data: Path, tmp_path: Path, command: Any
 ):
     """And where one class an image is, models of several labels."""
     places = {name: tmp_path / name for name in ("MODEL", "OTHER", "OUT")} | {"DATA": data}
     for name in {"MODEL", "OTHER"} & set(REFUSED[case]):
         copy_of(saved, places[name], problem_type=problem_type)
-    assert run(*(places.get(word, word) for word in REFUSED[case])) != 0
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert re.search("multi.label" if problem_type == MULTI_LABEL else "regression", last)
+    code, _, err = command(*(places.get(word, word) for word in REFUSED[case]))
+    assert code != 0
+    assert re.search("multi.label" if problem_type == MULTI_LABEL else "regression", err.strip().splitlines()[-1])
     assert not (tmp_path / "OUT" / "config.json").exists()
 
 
-def test_the_card_and_a_classifier_that_starts_from_it(saved: Path):
-    assert not run("card", saved)
+def test_the_card_and_a_classifier_that_starts_from_it(saved: Path, succeeds: Any):
+    succeeds("card", saved)
     card = (saved / "README.md").read_text(encoding="utf-8")
     for word in ("3 values per image (regression)", "- image-regression"):
         assert word in card

@@ -78,22 +78,30 @@ def verify(
 ) -> Any:
     """`hf_vit.hub.verify.verify_repo`; without running the card's examples, which takes seconds, unless asked for."""
     from hf_vit import UserError
-    from hf_vit.hub import verify as module
+    from hf_vit.hub.verify import verify_repo
 
     replace(limits)
     if not examples:
-        module.run_examples = lambda *arguments: ([], [])
+        skip_examples()
     try:
-        result = module.verify_repo(repo_id, **options)
+        result = verify_repo(repo_id, **options)
     except UserError as error:
         return {"error": str(error)}
     return {**asdict(result), "folder": str(result.folder)}
 
 
-def command(arguments: list[str], secrets: bool = False) -> None:
+def skip_examples() -> None:
+    from hf_vit.hub import verify
+
+    verify.run_examples = lambda *arguments: ({}, [])
+
+
+def command(arguments: list[str], secrets: bool = False, examples: bool = True) -> None:
     """hf-vit; with a stored token, tokens of others in the environment and a secret in the home folder."""
     from hf_vit_cli.main import main
 
+    if not examples:
+        skip_examples()
     if secrets:
         stored_token("hf_alice_write")
         Path(".secret").write_text("x")

@@ -84,15 +84,6 @@ def test_last_norm_scale_of_a_unit_begins_at_zero():
     torch.testing.assert_close(units[1](features), features, rtol=0, atol=0)
 
 
-def test_first_unit_of_every_stage_and_no_other_projects():
-    with torch.device("meta"):
-        stem = ResNetStem(HfHybridViTConfig(stage_depths=(3, 4, 6, 3)))
-    found = [[unit.projection is not None for unit in stage] for stage in stem.stages]
-    assert found == [[True] + [False] * (depth - 1) for depth in (3, 4, 6, 3)]
-    for stage, stride in zip(stem.stages, (1, 2, 2, 2), strict=True):
-        assert stage[0].conv2.stride == stage[0].projection.stride == (stride, stride)
-
-
 RENAMED = {"root_": "stem.", "projection_norm": "downsample.norm", "projection.": "downsample.conv."}
 
 

@@ -119,9 +119,9 @@ def test_what_is_added_to_which_token(choice: str, grid: tuple[int, int]):
     np.testing.assert_allclose(special.numpy(), wanted_special, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("grid", [(4, 6), (3, 5)], ids=["nominal", "resampled"])
-def test_relative_keys_are_a_triple_loop(grid):
-    config = PLAIN.config("relative", image_size=(16, 24))
+def test_relative_keys_are_a_triple_loop():
+    """Resampled; at the nominal grid test_attention.py holds them."""
+    config, grid = PLAIN.config("relative", image_size=(16, 24)), (3, 5)
     bias = RelativePositionKeys(config).double().requires_grad_(False)
     bias.offset_embeddings.normal_()
     query, scaling, (h, w) = torch.randn(2, 4, 1 + grid[0] * grid[1], 8, dtype=torch.float64), 8**-0.5, grid
@@ -136,10 +136,10 @@ def test_relative_keys_are_a_triple_loop(grid):
             np.testing.assert_allclose(given[:, :, 1 + q, 1 + k], wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("grid", [(4, 6), (3, 5)], ids=["nominal", "resampled"])
-def test_relative_bias_is_timms(grid):
-    """Swin's, as timm has it; at another grid by scipy."""
-    config, (h, w) = PLAIN.config("relative_bias", image_size=(16, 24)), grid
+def test_relative_bias_is_timms():
+    """Swin's, as timm has it; resampled by scipy."""
+    config, grid = PLAIN.config("relative_bias", image_size=(16, 24)), (3, 5)
+    h, w = grid
     ours = RelativePositionBias(config).double().requires_grad_(False)
     ours.offset_embeddings.normal_()
     table = scipys(ours.offset_embeddings.reshape(7, 11, 4).numpy(), (2 * h - 1, 2 * w - 1))

@@ -242,11 +242,10 @@ def test_page_is_one_file_whose_words_are_data(tmp_path: Path):
     assert shown._repr_html_().count("<") == 2  # a frame, which holds all else as text
 
 
-def test_attention_implementation_stays(tmp_path: Path):
-    folder = save_classifier(tmp_path / "model", "plain", "default")
+def test_attention_implementation_stays(plain: Path):
     options = {"attn_implementation": "sdpa", "dtype": torch.bfloat16}
-    model = AutoModelForImageClassification.from_pretrained(folder, **options).eval()
-    show((model, AutoImageProcessor.from_pretrained(folder)), Image.new("RGB", (16, 16)))
+    model = AutoModelForImageClassification.from_pretrained(plain, **options).eval()
+    show((model, AutoImageProcessor.from_pretrained(plain)), Image.new("RGB", (16, 16)))
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -284,8 +283,7 @@ def test_what_has_neither_page_nor_attention_is_refused(tmp_path: Path):
         show((model, processor), Image.new("RGB", (16, 16)))
 
 
-def test_broken_image_is_told(tmp_path: Path):
-    folder = save_classifier(tmp_path / "model", "plain", "default")
+def test_broken_image_is_told(plain: Path, tmp_path: Path):
     (tmp_path / "broken.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"broken\.png cannot be read as an image: .*; give another file"):
-        show(str(folder), tmp_path / "broken.png")
+        show(str(plain), tmp_path / "broken.png")
