@@ -276,6 +276,8 @@ class HfLocalViTPreTrainedModel(HfViTPreTrainedModel):
 class HfLocalViTModel(HfLocalViTPreTrainedModel, HfViTBaseModel):
     """The bare Local-ViT, which returns tokens and a pooled output. Only "eager" attention needs N x N memory."""
 
+    _without_attentions = ("",)  # any other function than "eager" sees tiles or lines
+
     def build_layer(self, config: HfLocalViTConfig, drop_path_rate: float) -> nn.Module:
         layer = HfViTLayer(config, drop_path_rate)
         layer.attention = HfLocalViTAttention(config)

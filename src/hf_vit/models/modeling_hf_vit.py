@@ -601,6 +601,9 @@ class HfViTBaseModel(HfViTPreTrainedModel):
     parts in which they differ.
     """
 
+    # Parts of the names of attention implementations, "eager" aside, that return no probabilities.
+    _without_attentions: ClassVar[tuple[str, ...]] = ("sdpa", "flash", "flex")
+
     def __init__(self, config: HfViTBaseConfig, add_pooling_layer: bool = True, use_mask_token: bool = False) -> None:
         super().__init__(config)
         self.embeddings = HfViTEmbeddings(config, self.build_patch_embeddings(config), use_mask_token)
@@ -704,7 +707,8 @@ class HfViTBaseModel(HfViTPreTrainedModel):
     def _warn_without_attentions(self, output_attentions: bool | None) -> None:
         """Warn that the attention implementation does not return the requested attentions."""
         implementation = self.config._attn_implementation or "eager"
-        if output_attentions and any(word in implementation for word in ("sdpa", "flash", "flex")):
+        lacks_attentions = any(word in implementation for word in self._without_attentions)
+        if output_attentions and implementation != "eager" and lacks_attentions:
             warnings.warn(
                 f"output_attentions=True returns no attentions with attn_implementation='{implementation}'; use "
                 "model.attention_maps(pixel_values), which works with every implementation, or "
