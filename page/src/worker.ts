@@ -30,6 +30,7 @@ export interface Failure {
 }
 
 let opened: Promise<InferenceSession>;
+let onGpu = false;
 let runtime: Runtime;
 let model: Model;
 
@@ -47,6 +48,7 @@ async function fetched(): Promise<Uint8Array> {
   return new Uint8Array(await file.arrayBuffer());
 }
 
+// Opens the model in WebGPU where that computes a first pass, else in WebAssembly.
 async function open(): Promise<InferenceSession> {
   const gpu = (navigator as Navigator & { gpu?: { requestAdapter(): Promise<unknown> } }).gpu;
   const [graph, adapter] = await Promise.all([fetched(), gpu?.requestAdapter().catch(() => null)]);
@@ -56,14 +58,20 @@ async function open(): Promise<InferenceSession> {
       const session = await runtime.InferenceSession.create(graph, { executionProviders: ["webgpu"] });
       const [height, width] = model.image_size;
       await run(session, new Float32Array(3 * height * width), model.outputs); // what a GPU lacks shows in a first pass
+      onGpu = true;
       self.postMessage({ ready: "WebGPU" } satisfies Ready);
       return session;
     } catch {
       // fall back to WebAssembly
     }
   }
+  return openInWasm(graph);
+}
+
+async function openInWasm(graph: Uint8Array): Promise<InferenceSession> {
   runtime = await load("ort.wasm.min.mjs");
   const session = await runtime.InferenceSession.create(graph, { executionProviders: ["wasm"] });
+  onGpu = false;
   self.postMessage({ ready: "WebAssembly" } satisfies Ready);
   return session;
 }
@@ -76,7 +84,11 @@ function run(session: InferenceSession, pixels: Float32Array, outputs: string[])
 async function answer({ id, pixels, outputs }: Question): Promise<void> {
   const session = await opened;
   const began = performance.now();
-  const results = await run(session, pixels, outputs);
+  const results = await run(session, pixels, outputs).catch(async (error: unknown) => {
+    if (!onGpu) throw error;
+    opened = fetched().then(openInWasm); // such as a lost device, which a page does not get back
+    return run(await opened, pixels, outputs);
+  });
   const found: Outputs = {};
   for (const [name, tensor] of Object.entries(results)) {
     found[name] = { dims: tensor.dims, data: (tensor as TypedTensor<"float32">).data };

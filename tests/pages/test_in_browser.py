@@ -450,11 +450,12 @@ def _answer(folder: Path, image: Image.Image) -> dict[str, float]:
     return {model.config.id2label[int(at)]: each for at, each in zip(shares.indices, percentages, strict=True)}
 
 
-def test_a_graphics_card_that_fails_is_left(window: Browser, tmp_path: Path):
-    """WebGPU opens a model before it runs anything; then WebAssembly answers."""
+@pytest.mark.parametrize("passes", [0, 1])
+def test_a_graphics_card_that_fails_is_left(passes: int, window: Browser, tmp_path: Path):
+    """WebGPU opens a model, and fails in its first pass or after it; then WebAssembly answers."""
     folder = save_classifier(tmp_path / "model", "plain", "default")
     make_page([folder], tmp_path / "page", images="digits", runtime=RUNTIME)
-    failing = "run: () => Promise.reject(new Error('device lost'))"
+    failing = f"left: {passes}, async run() {{ if (this.left-- < 1) throw new Error('device lost'); }}"
     opening = f"InferenceSession = {{ create: async () => ({{ {failing} }}) }}"
     (tmp_path / "page/runtime/ort.webgpu.min.mjs").write_text(
         f"export const env = {{ wasm: {{}} }}, Tensor = Array, {opening};"
