@@ -174,15 +174,15 @@ def test_positions_are_kept_a_grid(monkeypatch, choice: str, kept: str):
         return compute(self, grid, *others)
 
     monkeypatch.setattr(type(model.vit.embeddings), kept, watched)
-    monkeypatch.setattr(optimize, "KEPT_GRIDS", 2)
-    grids = [(2, 3), (4, 4), (2, 3), (3, 2), (2, 3)]  # the fourth pushes out the first
+    more = [(height, 3) for height in range(3, 2 + optimize.KEPT_GRIDS)]
+    grids = [(2, 3), (4, 4), (2, 3), *more, (2, 3)]  # the last but one pushes out the first
     for grid in grids:
         images = PLAIN.images(model.config, grid=grid)
         given = fast(images).logits
         with monkeypatch.context() as plain:
             plain.setattr(type(model.vit.embeddings), kept, compute)
             torch.testing.assert_close(given, model(images).logits, rtol=0, atol=1e-5)
-    assert computed == [(2, 3), (4, 4), (3, 2), (2, 3)]
+    assert computed == [(2, 3), (4, 4), *more, (2, 3)]
     with torch.inference_mode():
         fast(PLAIN.images(model.config, grid=(5, 5)))
     assert fast(PLAIN.images(model.config, grid=(5, 5))).logits.isfinite().all()
