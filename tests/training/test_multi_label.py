@@ -149,6 +149,11 @@ def test_the_loss_of_logits_whose_probabilities_are_0_or_1():
     assert (result.f1, result.f1_micro) == ({"a": 0.5}, 0.5)
 
 
+def test_a_model_that_returns_its_hidden_states_is_validated(shapes, tiny_config, tmp_path):
+    done = finetune(tiny_config(output_hidden_states=True), str(shapes), tmp_path / "out", steps=2, evaluations=1)
+    assert done.validation["loss"] == pytest.approx(done.test.loss, abs=0.1)
+
+
 def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, command, fails, caplog):
     config = tiny_config(image_size=12, hidden_size=32, intermediate_size=64)
     settings = dict(steps=200, evaluations=4, batch_size=32, learning_rate=5e-3, horizontal_flip=0.0)

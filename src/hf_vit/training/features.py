@@ -103,12 +103,10 @@ def _load_split(run: Run, split: str, transform: Any) -> FeatureImages:
     table = cast(Any, run.data.split(split))
     rows = [range(first, min(first + _IMAGES_PER_FILE, len(table))) for first in range(0, len(table), _IMAGES_PER_FILE)]
     files = [folder / f"{part.start:09d}.safetensors" for part in rows]
-    images: TransformedImages | None = None
+    transform.set_epoch(0)  # otherwise its keys, which change nothing, would draw from torch's generator
+    images = TransformedImages(table, transform, cache_bytes=0)
     for path, part in zip(files, rows, strict=True):
         if not path.exists():
-            if images is None:
-                transform.set_epoch(0)  # otherwise its keys, which change nothing, would draw from torch's generator
-                images = TransformedImages(table, transform, cache_bytes=0)
             values = _compute(run, images, part).contiguous()
             write_atomically(path, save({"features": values}, {"key": key, "sha256": _hash_tensor(values)}))
     features = [_read(path, key, len(part)) for path, part in zip(files, rows, strict=True)]

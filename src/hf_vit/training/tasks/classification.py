@@ -58,10 +58,9 @@ class ClassifierTask(MeasuredTask):
 
     def prepare_trainer(self, run: Run) -> dict[str, Any]:
         """Return the metrics for the kind of labels, and the arguments for weights, loss and sampling."""
-        if run.data.multi_label:
-            return {"compute_metrics": compute_multi_label_scores, **configure_weights(run)}
-        metrics = {"compute_metrics": compute_metrics, "preprocess_logits_for_metrics": summarize_logits}
-        return metrics | configure_weights(run)
+        metrics = compute_multi_label_scores if run.data.multi_label else compute_metrics
+        functions = {"compute_metrics": metrics, "preprocess_logits_for_metrics": summarize_logits}
+        return functions | configure_weights(run)
 
     def values(self, run: Run, result: FinetuneResult, shared: dict[str, Any]) -> dict[str, Any]:
         """Add what the record says about the head, and the accuracy of guessing."""
@@ -165,8 +164,13 @@ def _keeps_head(run: Run) -> bool:
 
 
 def summarize_logits(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """Reduce logits [B, K] to [B, 2] for `compute_metrics`: 1 if the most likely class is right, else 0; the loss."""
-    scores: torch.Tensor = logits[0] if isinstance(logits, tuple) else logits
+    """Reduce logits [B, K] to [B, 2] for `compute_metrics`: 1 if the most likely class is right, else 0; the loss.
+
+    Of multi-label data, with labels [B, K], return the logits alone.
+    """
+    scores: torch.Tensor = logits[0] if isinstance(logits, tuple) else logits  # a model may return hidden states too
+    if labels.ndim > 1:
+        return scores
     is_right = (scores.argmax(-1) == labels).float()
     return torch.stack([is_right, F.cross_entropy(scores.float(), labels, reduction="none")], dim=-1)
 

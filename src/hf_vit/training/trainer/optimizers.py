@@ -93,7 +93,6 @@ def make_parameter_groups(
             continue
         distance = last_layer - numbers[name]
         is_exempt = name not in decaying
-        key = distance, is_exempt
         settings = {"lr": learning_rate * layer_decay**distance, "weight_decay": 0.0 if is_exempt else weight_decay}
-        groups.setdefault(key, {"params": [], **settings})["params"].append(parameter)
+        groups.setdefault((distance, is_exempt), {"params": [], **settings})["params"].append(parameter)
     return [groups[key] for key in sorted(groups)]
