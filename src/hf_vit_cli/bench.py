@@ -11,11 +11,8 @@ from hf_vit_cli.options import arg, opt
 from hf_vit_settings import FinetuneOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hf_vit.speed.measuring import ForwardSpeed, SpeedFile
+    from hf_vit.speed.measuring import SpeedFile
     from hf_vit.speed.peers import MeasuredCell
-    from hf_vit.training.input_speed import InputSpeed
 
 bench = typer.Typer(help="Measure speed on this machine: models, saved models and exports, data loading.")
 
@@ -60,6 +57,7 @@ def model_speed(
     from hf_vit.environment import pick_device, require
     from hf_vit.speed.measuring import SpeedFile
     from hf_vit.speed.peers import (
+        FORMS,
         OURS,
         PACKED,
         PEERS,
@@ -67,7 +65,6 @@ def model_speed(
         Cell,
         Shape,
         make_compiled_forms,
-        make_engine_forms,
         measure_cell,
     )
 
@@ -89,7 +86,8 @@ def model_speed(
         libraries = ("openvino", "nncf", "onnx", "onnxscript", "onnxruntime")
         require(*libraries, purpose="--engines", extra="openvino,export")
         implementations = contestant or ["hf_vit optimized", "transformers", "timm", "vit-pytorch"]
-        names += make_engine_forms(implementations) + ([] if contestant else [f"{PRODUCTS}, openvino"])
+        names += [f"{name}, {form}" for form in FORMS for name in implementations]
+        names += [] if contestant else [f"{PRODUCTS}, openvino"]
     speeds = SpeedFile(output, format_command(context), device, turns=turns, builds=builds)
     for cell in cells:
         peak = None if peak_tflops is None else peak_tflops * 1e12
@@ -160,16 +158,12 @@ def saved_speed(
     for size in sizes:
         results, load = measure_forwards(loaded_models, samples[size], turns)
         speeds.add({"batch": size, "models": {name: asdict(speed) for name, speed in results.items()}}, load)
-        print_speeds(results, size)
+        rows = [
+            (name, f"{speed.images_per_second.median:,.2f}", str(speed.times_as_fast))
+            for name, speed in results.items()
+        ]
+        print_table(rows, "", "images/s", "times as fast (quartiles)", title=f"batch {size}")
     print_conditions(speeds, output)
-
-
-def print_speeds(results: "Mapping[str, ForwardSpeed]", batch: int) -> None:
-    """Print the results for one batch size as a table."""
-    rows = [
-        (name, f"{speed.images_per_second.median:,.2f}", str(speed.times_as_fast)) for name, speed in results.items()
-    ]
-    print_table(rows, "", "images/s", "times as fast (quartiles)", title=f"batch {batch}")
 
 
 @bench.command("data", cls=Command)
@@ -189,11 +183,7 @@ def data_speed(
 
     shared["image_size"] = options.parse_size(shared["image_size"])
     run_options = FinetuneOptions(**shared)
-    print_input_speed(measure_input(model, data, recipe=recipe, options=run_options, seconds=seconds))
-
-
-def print_input_speed(speed: "InputSpeed") -> None:
-    """Print the throughput of input and model, and which of them is the bottleneck."""
+    speed = measure_input(model, data, recipe=recipe, options=run_options, seconds=seconds)
     workers = f"{speed.num_workers} workers" if speed.num_workers else "no workers"
     rates = {
         "data loading alone, images/s": speed.data,

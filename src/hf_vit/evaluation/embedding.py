@@ -239,11 +239,14 @@ def embed(
                 make_faster(loaded, engine)
             finished_parts = (job.process(part, loaded, folder) for part in missing)
         done_before = len(parts) - len(missing)
-        skipped = _wait_for_parts(finished_parts, done_before, len(parts), report)
+        skipped = set(images.skipped)
+        for number, skipped_in_part in enumerate(finished_parts, start=done_before + 1):
+            skipped.update(skipped_in_part)
+            if report is not None:
+                report(number, len(parts))
         rows = _finish(folder, parts, manifest, time.perf_counter() - start, device, has_new=bool(missing))
     names = [part.name for part in parts]
-    all_skipped = sorted(skipped.union(images.skipped))
-    return Embedded(folder.path or str(folder), names, rows, done_before, all_skipped, images.notes, engine)
+    return Embedded(folder.path or str(folder), names, rows, done_before, sorted(skipped), images.notes, engine)
 
 
 def _open_output(data: object, output: str | Path) -> "OutputFolder":
@@ -497,18 +500,6 @@ def _process_part(part: Part, folder: "OutputFolder") -> list[str]:
     assert _worker is not None
     job, loaded = _worker
     return job.process(part, loaded, folder)
-
-
-def _wait_for_parts(
-    finished_parts: Iterable[list[str]], done_before: int, total: int, report: Callable[[int, int], None] | None
-) -> set[str]:
-    """Call `report` as the parts are finished, and return the names of all skipped images."""
-    skipped: set[str] = set()
-    for number, skipped_in_part in enumerate(finished_parts, start=done_before + 1):
-        skipped.update(skipped_in_part)
-        if report is not None:
-            report(number, total)
-    return skipped
 
 
 def _make_manifest(loaded: LoadedModel, images: "ImageData", splits: list[str], settings: Settings) -> dict[str, Any]:

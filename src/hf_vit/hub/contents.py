@@ -265,9 +265,7 @@ def _refuse_gps(folder: Path, name: str) -> None:
     with suppress(Exception), Image.open(folder / name) as image:  # a file that is not an image has no GPS data
         place = image.getexif().get_ifd(_GPS) or "GPSLatitude" in str(image.info)  # XMP is text
     if place:
-        raise UserError(
-            f"{name} of {folder} contains the place where it was taken (GPS data in EXIF or XMP); remove it"
-        )
+        raise UserError(f"{name} of {folder} contains the place where it was taken (GPS in EXIF or XMP); remove it")
 
 
 def collect_page(folder: Path, *, license: str | None = None, share_images: bool = False) -> Contents:

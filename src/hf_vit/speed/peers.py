@@ -302,11 +302,6 @@ def make_compiled_forms(names: Sequence[str]) -> list[str]:
     return compiled_names
 
 
-def make_engine_forms(names: Sequence[str]) -> list[str]:
-    """Return the contestants for these names on every engine, in float and in int8."""
-    return [f"{name}, {form}" for form in FORMS for name in names]
-
-
 def build(name: str, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
     """Build a contestant with random weights, [B, 3, H, W] -> [B, K] ("products alone": to tokens).
 
