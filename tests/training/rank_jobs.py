@@ -22,7 +22,9 @@ VARIANTS = {
     "sam of parts": dict(sam_rho=0.05, sam_micro_batches=True, steps=3), "distilled": dict(layer_decay=0.7, clip=0.1),
     "cached": dict(tune="head", cache_features=True, random_resized_crop=(0, 0), horizontal_flip=0.0),
 }  # fmt: skip
-CONTRAST = dict(steps=4, evaluations=4, batch_size=16, optimizer="sgd", learning_rate=0.1, **ON_CPU)
+PRETRAINING = dict(steps=4, evaluations=4, batch_size=16, optimizer="sgd", learning_rate=0.1, **ON_CPU)
+PRETRAINING |= dict(objective="contrastive")
+STATIC_MASKS = dict(objective="masked-patch", static_masks=True, dropout=0.0, drop_path=0.0)
 
 
 def report(folder: Path, name: str, value) -> None:
@@ -138,11 +140,12 @@ def misfits(folder: Path) -> None:
     report(folder, "finished", finetune(folder / "colours", folder / "ddp", 1, resume=True).test.loss)
 
 
-def contrast(folder: Path, output: Path) -> None:
-    """The whole batch is the dictionary, over both processes, and what the batch norms see."""
+def pretraining(folder: Path, output: Path, **options) -> None:
+    """Of contrast the whole batch is the dictionary, over both processes, and what the batch norms see."""
     from hf_vit.training import pretrain
 
-    result = pretrain(tiny_config(), str(folder / "colours"), output, objective="contrastive", **CONTRAST)
+    options = PRETRAINING | options
+    result = pretrain(tiny_config(), str(folder / "colours"), output, **options)
     losses = [[entry[name] for entry in result.history if name in entry] for name in ("eval_loss", "loss")]
     report(output.parent, output.name, losses)
 
@@ -226,7 +229,7 @@ def sharded_training(folder: Path, kind: str, names: list[str], **environment: s
     for name in names:
         output = folder / f"{kind} {name}"
         if name == "contrastive":
-            contrast(folder, output)
+            pretraining(folder, output)
             continue
         variant(folder, output, name, keep_checkpoints=True)
         for last, again in (("checkpoint-6", "resumed"), ("finished", "ended")):
@@ -292,6 +295,7 @@ def do_first(place: str) -> None:
         misfits(Path(place))
         half_diverged(Path(place))
         predict(Path(place))
+        pretraining(Path(place), Path(place) / "masked-patch", **STATIC_MASKS)
 
 
 def do_all(place: str) -> None:
@@ -303,7 +307,7 @@ def do_all(place: str) -> None:
         read_lanes(folder, "even", 2, 12)
         read_lanes(folder, "uneven", 2, 30)
         read_lanes(folder, "single", 2, 5)
-        contrast(folder, folder / "contrastive")
+        pretraining(folder, folder / "contrastive")
         noisy_student(folder, folder / "noisy")
         for name in VARIANTS:
             variant(folder, folder / name, name)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from training.conftest import Images, same_weights, write_numbers, write_parquet
-from training.rank_jobs import FSDP2, SETTINGS, VARIANTS, contrast, noisy_student, tiny_config, variant
+from training.rank_jobs import FSDP2, SETTINGS, STATIC_MASKS, VARIANTS, noisy_student, pretraining, tiny_config, variant
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_vit import HfViTForImageClassification, UserError
@@ -233,7 +233,7 @@ def one(two, tmp_path_factory):
     @functools.cache
     def train(name):
         if name == "contrastive":
-            contrast(two[0], folder / name)
+            pretraining(two[0], folder / name)
         else:
             variant(two[0], folder / name, name)
         return load_file(folder / name / "model.safetensors"), json.loads((folder / f"{name}-0.json").read_text())
@@ -251,6 +251,13 @@ def assert_same_training(folder, name, wanted):
         theirs = json.loads((folder / f"{name}-{rank}.json").read_text())
         assert theirs[0] == pytest.approx(losses[0], abs=1e-6)
         assert theirs[1] == pytest.approx(losses[1], abs=1e-6)
+
+
+def test_a_pre_training_of_two_processes_is_that_of_one(pair, tmp_path):
+    """Also its validation loss, for which the last batch of two processes has images twice."""
+    pretraining(pair[0], tmp_path / "masked-patch", **STATIC_MASKS)
+    losses = json.loads((tmp_path / "masked-patch-0.json").read_text())
+    assert_same_training(pair[0], "masked-patch", (load_file(tmp_path / "masked-patch" / "model.safetensors"), losses))
 
 
 @pytest.mark.slow  # two processes train in twelve ways

@@ -21,6 +21,7 @@ from hf_vit.models.pretraining_hf_vit import cut_patches, join_patches
 from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.training.plan import Run, Start
 from hf_vit.training.tasks.task import PretextTask, load_validation_images, stack_pixels
+from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sampling import derive_seed
 from hf_vit_settings import Recipe
 
@@ -133,11 +134,25 @@ class MaskingCollator:
 
 
 @final
+class PatchPredictionTrainer(HfViTTrainer):
+    """An `HfViTTrainer` whose validation loss counts every image once, with any number of processes."""
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Run transformers' prediction step without the images that accelerate repeats to fill the last batch."""
+        state, size = self.accelerator.gradient_state, len(inputs["pixel_values"])
+        if state.end_of_dataloader and state.remainder > 0:
+            count = max(1, state.remainder - self.args.process_index * size)
+            inputs = {name: values[:count] for name, values in inputs.items()}
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+
+@final
 class PatchPrediction(PretextTask):
     """Pre-training by prediction of corrupted or of next patches; `fields` replace those of the configuration."""
 
     picture = "predictions.png"
     auto_class = AutoModelForMaskedImageModeling
+    trainer_class = PatchPredictionTrainer
     arguments: ClassVar[dict[str, Any]] = PretextTask.arguments | {"label_names": ["bool_masked_pos"]}
 
     def __init__(self, target: str, policy: Masking, static: bool, fields: Mapping[str, Any]) -> None:
