@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from glob import glob, has_magic
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -106,6 +106,7 @@ _File = Path | IdxImage | _GivenImage
 class _FileWork(ABC):
     """Base class of a `Work` whose parts are files; with `skip_bad_images` a batch leaves unreadable files out."""
 
+    kind: ClassVar[type[Any]]  # of its predictions
     batch_size: int
     skip_bad_images: bool
     draft_side: int | None = None
@@ -132,64 +133,59 @@ class _FileWork(ABC):
                 raise
             return str(error)
 
+    def answer(self, images: Any, rest: "Rest", loaded: LoadedModel) -> list[Any]:
+        """Return a prediction for every file; `images` are the prepared ones, or None if no file is readable."""
+        answers = iter(() if images is None else self.predict(images, loaded))
+        return [
+            self.kind(str(path), **next(answers)) if problem is None else self.kind(str(path), [], problem)
+            for path, problem in zip(*rest, strict=True)
+        ]
+
     @abstractmethod
-    def answer(self, pixel_values: Any, rest: "Rest", loaded: LoadedModel) -> list[Any]:
-        """Return a prediction for every file."""
+    def predict(self, images: Any, loaded: LoadedModel) -> Iterator[dict[str, Any]]:
+        """Yield the fields of the prediction for every image."""
 
 
 @dataclass(frozen=True)
 class _Classification(_FileWork):
     """Predict the `top` classes, and the classes of a multi-label model by their thresholds."""
 
+    kind = Prediction
     top: int = 5
     thresholds: Mapping[str, float] | None = None
 
-    def answer(self, pixel_values: torch.Tensor | None, rest: "Rest", loaded: LoadedModel) -> list[Prediction]:
-        """Return the most likely classes, or the values of a regression model, for every file of a batch."""
+    def predict(self, images: torch.Tensor, loaded: LoadedModel) -> Iterator[dict[str, Any]]:
+        """Yield the most likely classes, or the values of a regression model."""
         names = loaded.label_sets[-1]  # the last set has words; the first one of timm has WordNet numbers
         are_values = get_problem_type(loaded.model) == "regression"
         limits = self.thresholds
-        rows: Iterator[torch.Tensor] = iter(())  # scores of the readable images
-        if pixel_values is not None:
-            with torch.inference_mode():
-                rows = iter(compute_scores(loaded.model, pixel_values.to(loaded.device, loaded.dtype)))
-        predictions: list[Prediction] = []
-        for path, problem in zip(*rest, strict=True):
-            if problem is not None:
-                predictions.append(Prediction(str(path), [], problem))
-                continue
-            row = next(rows)
+        with torch.inference_mode():
+            scores = compute_scores(loaded.model, images.to(loaded.device, loaded.dtype))
+        for row in scores:
             indices = range(len(row)) if are_values else find_largest(row[None], self.top)[0].tolist()
             best = [(names[index], float(row[index])) for index in indices]
             labels = [name for name, value in zip(names, row, strict=True) if value >= limits[name]] if limits else None
-            predictions.append(Prediction(str(path), best, labels=labels, are_values=are_values))
-        return predictions
+            yield {"scores": best, "labels": labels, "are_values": are_values}
 
 
 @dataclass(frozen=True)
 class _DensePredictions(_FileWork):
     """Predict masks, or objects with a score of at least `threshold`; images are not prepared by the reader."""
 
+    kind = DensePrediction
     threshold: float = 0.5
     tiles: bool = False
 
-    def answer(self, pixel_values: "list[Image] | None", rest: "Rest", loaded: LoadedModel) -> list[DensePrediction]:
-        """Return the classes of the pixels, or the objects, for every file of a batch."""
+    def predict(self, images: "list[Image]", loaded: LoadedModel) -> Iterator[dict[str, Any]]:
+        """Yield the classes of the pixels, or the objects."""
         describe = _describe_segmentation if get_dense_task(loaded.model) == "segmentation" else _describe_detection
-        images = pixel_values or []
         names = get_label_names(loaded.model)
         if self.tiles:
             outputs = [self._predict_tiles(loaded, image) for image in images]
         else:
             outputs = self._predict(loaded, images)
-        pairs = zip(images, outputs, strict=True)
-        predictions: list[DensePrediction] = []
-        for path, problem in zip(*rest, strict=True):
-            if problem is not None:
-                predictions.append(DensePrediction(str(path), [], problem))
-            else:
-                predictions.append(DensePrediction(str(path), **describe(*next(pairs), names)))
-        return predictions
+        for image, output in zip(images, outputs, strict=True):
+            yield describe(image, output, names)
 
     def _predict_tiles(self, loaded: LoadedModel, image: "Image") -> Any:
         """Predict an image in tiles, a batch at a time, and join the outputs."""
@@ -208,8 +204,6 @@ class _DensePredictions(_FileWork):
 
     def _predict(self, loaded: LoadedModel, images: "Sequence[Image]") -> list[Any]:
         """Return for every image the class of every pixel, [H, W], or the tensors of its objects; on the CPU."""
-        if not images:
-            return []
         pixel_values = loaded.pixel_values(images)
         sizes = [(image.height, image.width) for image in images]
         inputs = loaded.model, loaded.processor, pixel_values, sizes

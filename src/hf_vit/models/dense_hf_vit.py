@@ -61,10 +61,7 @@ class HfDenseConfig(PreTrainedConfig):
 
     @image_size.setter
     def image_size(self, value: Any) -> None:
-        raise ValueError(
-            f"image_size={value} is a field of backbone_config, which a saved model keeps; it takes images of other "
-            "sizes, too, so change the size of its image processor"
-        )
+        raise ValueError(f"image_size={value} is a field of backbone_config; set it there, before the model is built")
 
 
 class HfDenseMixin(HfPublishedMixin):
