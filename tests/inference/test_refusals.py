@@ -245,26 +245,6 @@ def test_a_merged_adapter_and_hooks_elsewhere_are_welcome():
         assert_near(state, plain)
 
 
-def test_a_model_inside_another():
-    """A detector's backbone, say: the rest of it stays as it is."""
-
-    class Wrapper(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.backbone, self.head = PLAIN.build("model"), nn.Linear(32, 2)
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return self.head(self.backbone(images).pooler_output)
-
-    model, images = Wrapper().eval(), PLAIN.images(PLAIN.config())
-    with torch.no_grad():
-        wanted = model(images)
-        given = hf_vit.optimize_for_inference(model, engine="torch")(images)
-        torch.testing.assert_close(given, wanted, rtol=0, atol=1e-5)
-    with pytest.raises(hf_vit.UserError, match="cannot be trained"):
-        model.train()
-
-
 REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "train": (lambda model: model.train(), "cannot be trained; load the model again"),
     "requires_grad": (lambda model: model.requires_grad_(), "cannot be trained"),
