@@ -133,9 +133,9 @@ class _FileWork(ABC):
                 raise
             return str(error)
 
-    def answer(self, images: Any, rest: "Rest", loaded: LoadedModel) -> list[Any]:
-        """Return a prediction for every file; `images` are the prepared ones, or None if no file is readable."""
-        answers = iter(() if images is None else self.predict(images, loaded))
+    def answer(self, pixel_values: Any, rest: "Rest", loaded: LoadedModel) -> list[Any]:
+        """Return a prediction for every file; without a readable one `pixel_values` are None."""
+        answers = iter(() if pixel_values is None else self.predict(pixel_values, loaded))
         return [
             self.kind(str(path), **next(answers)) if problem is None else self.kind(str(path), [], problem)
             for path, problem in zip(*rest, strict=True)

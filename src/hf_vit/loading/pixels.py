@@ -97,8 +97,7 @@ def crop_to_patches(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tenso
     Images for models with a convolutional stem, and for models of other libraries, are not cropped.
     """
     config: Any = getattr(model, "config", None)
-    family = find_family(getattr(config, "model_type", None))
-    if family is None or not family.is_vit or getattr(config, "stage_depths", None) is not None:
+    if not _is_vit(model) or getattr(config, "stage_depths", None) is not None:
         return pixel_values
     h, w = config.grid_of(*pixel_values.shape[2:])
     return pixel_values[:, :, : h * config.patch_stride[0], : w * config.patch_stride[1]]
