@@ -67,8 +67,7 @@ def count_inner_values(config: Any) -> int:
     depth = config.num_hidden_layers
     attention = 0
     if family.is_vit:
-        tokens = h * w + 1
-        attention = config.num_attention_heads * (h * w * (h + w) if is_axial(config) else tokens * tokens)
+        attention = config.num_attention_heads * (h * w * (h + w) if is_axial(config) else (h * w + 1) ** 2)
     return depth * attention + (depth + 1) * h * w * config.hidden_size
 
 
