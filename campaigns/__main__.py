@@ -42,7 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m campaigns", description=__doc__)
     parser.add_argument("name", choices=NAMES, nargs="?")
     parser.add_argument("--list", action="store_true", help="print the cases instead of trying them")
-    parser.add_argument("--only", default="", metavar="REGEX", help="try these cases again, keep all other outcomes")
+    parser.add_argument("--only", default="", metavar="REGEX", help="try these cases again")
     arguments = parser.parse_args()
     if arguments.name is None:
         SECURITY.write_text(security_page())

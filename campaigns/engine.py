@@ -56,18 +56,19 @@ class Campaign:
 
         Args:
             folder: empty; for what the cases need.
-            only: regular expression; other cases keep the outcomes of the record, which tells what was tried again. For
-                campaigns whose groups are single cases.
+            only: regular expression; these cases are tried again, beside the progress of a stopped run. A record whose
+                groups are single cases gets their outcomes, and tells what was tried again; others stay as they are.
 
         Returns:
             (group, outcome) -> number of cases; the outcome of a failure begins with `FAILED`.
         """
         cases = [case for case in self.cases() if re.search(only, case)]
         assert len(set(cases)) == len(cases), "a case was drawn twice"
-        progress = SCRATCH / f"{self.name}.jsonl"
+        progress = SCRATCH / f"{self.name}{'_again' if only else ''}.jsonl"
         progress.parent.mkdir(parents=True, exist_ok=True)
-        outcomes = self._read(progress)
-        lines = [json.dumps(self.settings), *map(json.dumps, outcomes.items())]
+        head = {**self.settings, "only": only} if only else self.settings
+        outcomes = self._read(progress, head)
+        lines = [json.dumps(head), *map(json.dumps, outcomes.items())]
         progress.write_text("".join(f"{line}\n" for line in lines))
         with progress.open("a", buffering=1) as file, self.prepare(folder) as attempt:
             for number, case in enumerate(cases, 1):
@@ -84,12 +85,12 @@ class Campaign:
         progress.unlink()
         return counts
 
-    def _read(self, progress: Path) -> dict[str, str]:
+    def _read(self, progress: Path, head: Mapping[str, object]) -> dict[str, str]:
         """Return the outcomes that a stopped run with the same settings left behind."""
         if not progress.exists():
             return {}
-        head, *lines = progress.read_text().splitlines()
-        if json.loads(head) != json.loads(json.dumps(self.settings)):
+        first, *lines = progress.read_text().splitlines()
+        if json.loads(first) != json.loads(json.dumps(head)):
             return {}
         return dict(json.loads(line) for line in lines if line.endswith("]"))  # a kill cuts the last line short
 
@@ -101,7 +102,9 @@ class Campaign:
         commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.strip()
         path, command = RESULTS / f"{self.name}.json", f"python -m campaigns {self.name}"
         if is_part:
-            record, outcomes = json.loads(path.read_text()), dict(counts.keys())
+            record, outcomes = json.loads(path.read_text()) if path.exists() else {"rows": []}, dict(counts.keys())
+            if {row["cases"] for row in record["rows"]} != {1}:
+                return
             for row in record["rows"]:
                 if row["group"] in outcomes:
                     row["outcomes"] = {outcomes[row["group"]]: 1}

@@ -102,6 +102,27 @@ def test_other_settings_begin_anew(places, tmp_path):
     assert campaign_of(lambda case: "same", "a/0", seed=1).run(tmp_path) == {("a", "same"): 1}
 
 
+def test_cases_that_are_tried_again_take_nothing_away(places, tmp_path):
+    """Neither the work of a stopped run, nor the outcomes of the other cases of a group."""
+    outcomes, tried = iter(["refused", "refused", "same", "refused", KeyboardInterrupt, "same", "refused", "same"]), []
+
+    def attempt(case):
+        tried.append(case)
+        if (outcome := next(outcomes)) is KeyboardInterrupt:
+            raise outcome
+        return outcome
+
+    campaign = campaign_of(attempt, "a/0", "a/1", "b/2")
+    campaign.run(tmp_path)
+    record = (tmp_path / "results/small.json").read_text()
+    with pytest.raises(KeyboardInterrupt):
+        campaign.run(tmp_path)
+    assert campaign.run(tmp_path, "a/0") == {("a", "same"): 1}
+    assert (tmp_path / "results/small.json").read_text() == record
+    assert campaign.run(tmp_path)["a", "refused"] == 2
+    assert tried[3:] == ["a/0", "a/1", "a/0", "a/1", "b/2"]
+
+
 def test_no_case_is_counted_twice(tmp_path):
     with pytest.raises(AssertionError, match="drawn twice"):
         campaign_of(lambda case: "same", "a/0", "a/0").run(tmp_path)
