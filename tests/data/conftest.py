@@ -1,6 +1,8 @@
 """Makers of tiny images, class folders and webdataset shards."""
 
+import gzip
 import io
+import struct
 import tarfile
 from pathlib import Path
 
@@ -60,6 +62,28 @@ def make_table(root: Path, *, names: list[str] | None = None, label=lambda name:
     }
     features = Features({"image": ImageFeature(), "label": ClassLabel(names=names)}) if names else None
     return Dataset.from_dict(columns, features=features)
+
+
+def write_idx(path: Path, array: np.ndarray, *, cut: int = 0) -> Path:
+    """Write an array as IDX, compressed if the name says so, without its last bytes or with more."""
+    array = np.asarray(array)
+    kinds = {"u1": 8, "i4": 12}
+    start = bytes((0, 0, kinds[array.dtype.str[1:]], array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+    content = start + array.astype(array.dtype.newbyteorder(">")).tobytes()
+    content = content[: len(content) - cut] if cut >= 0 else content + b"\0" * -cut
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def write_rooms(root: Path, masks: dict[str, np.ndarray], suffix: str = ".png") -> Path:
+    """Write images of noise and their masks as ADE20K has them: {"split/name": [H, W]}."""
+    for seed, (name, values) in enumerate(masks.items()):
+        for folder in ("images", "annotations"):
+            (root / folder / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(seed, values.shape[::-1]).save(root / "images" / f"{name}{suffix}")
+        Image.fromarray(values).save(root / "annotations" / f"{name}.png")
+    return root
 
 
 def contents(data, split: str) -> set[tuple[bytes, str]]:

@@ -1,6 +1,6 @@
 """A tiny model and tiny images that can be learnt in seconds: squares of one colour on noise."""
 
-import math
+import json
 import shutil
 
 import numpy as np
@@ -78,11 +78,6 @@ class Rows:
         return {"pixel_values": [(int(self._epoch), row) for row in batch["image"]], "label": batch["label"]}
 
 
-def softmax(row, temperature=1.0):
-    powers = [math.exp(value / temperature) for value in row]
-    return [power / sum(powers) for power in powers]
-
-
 class Images:
     """Fixed noise with hard or soft labels, which only shows what a training does to weights."""
 
@@ -100,6 +95,17 @@ class Images:
 
     def __getitem__(self, index):
         return {"pixel_values": self.pixels[index], "labels": self.labels[index]}
+
+
+def assert_complete(folder, *pictures):
+    """Assert that a finished model's folder is flat, and holds no pickle but these pictures."""
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "preprocessor_config.json", "facts.json", "README.md"}
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
+    assert not any(path.is_dir() for path in folder.iterdir())
+    for name in pictures:
+        with Image.open(folder / name) as picture:
+            assert (picture.format, picture.width > 100) == ("PNG", True)
 
 
 def same_weights(one, other):
@@ -125,11 +131,10 @@ def colours(tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_waiting():
-    """datasets waits 5 s at the end of every shuffled pass over a parquet stream."""
-    import datasets
-
+    """Else datasets waits 5 s at the end of a shuffled pass over a parquet stream, and torch for a stopped worker."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
+        patched.setattr("datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
+        patched.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
         yield
 
 
@@ -187,6 +192,21 @@ def save_model(model, folder, **settings):
     return folder
 
 
+def harm(folder, name, change):
+    """Remove a file, cut it in half, change fields of its JSON, or write another content."""
+    path = folder / name
+    if change is None:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    elif change == "half":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif isinstance(change, dict):
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    elif isinstance(change, str):
+        path.write_text(change)
+    else:
+        change().save_pretrained(folder)
+
+
 def make_tiny_config(**fields):
     sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
     return HfViTConfig(**{**sizes, "intermediate_size": 32, "num_labels": 3, **fields})
@@ -201,8 +221,17 @@ def make_teacher_model(names=tuple(COLOURS), **fields):
     torch.manual_seed(7)
     config = make_tiny_config(**{"num_labels": len(names), "id2label": dict(enumerate(names)), **fields})
     model = HfViTForImageClassification(config)
-    torch.nn.init.normal_(model.classifier.weight)
+    for name, parameter in model.named_parameters():
+        if "classifier" in name:
+            torch.nn.init.normal_(parameter)
     return model.eval()
+
+
+def make_transformers_vit(**fields):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    return ViTForImageClassification(ViTConfig(**sizes, intermediate_size=32, num_labels=3, **fields))
 
 
 @pytest.fixture(scope="session")

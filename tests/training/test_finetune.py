@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import shutil
-import struct
 from itertools import cycle, islice
 from types import SimpleNamespace
 
@@ -13,9 +12,10 @@ import psutil
 import pytest
 import torch
 from accelerate.state import AcceleratorState, PartialState
+from data.conftest import write_idx
 from PIL import Image
 from scipy.stats import binom
-from training.conftest import save_model
+from training.conftest import assert_complete, make_teacher_model, save_model
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
@@ -28,7 +28,7 @@ from transformers import (
     pipeline,
 )
 
-from hf_vit import HfViTForImageClassification, UserError
+from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.cost import memory_plan
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate, evaluate_protocol
@@ -61,11 +61,8 @@ def test_fine_tuning_a_checkpoint_by_command(tuned, colours):
     assert "50 images of 3 classes" in out
     assert "test accuracy" in out
     assert "saved in" in out
-    names = {path.name for path in output.iterdir()}
-    assert names >= {"config.json", "model.safetensors", "preprocessor_config.json", "facts.json", "README.md"}
-    assert names >= {"learning_curve.png", "confusion_matrix.png", "modeling_hf_vit.py"}
-    assert not [name for name in names if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
-    assert not any(path.is_dir() for path in output.iterdir())
+    assert_complete(output, "learning_curve.png", "confusion_matrix.png")
+    assert (output / "modeling_hf_vit.py").is_file()
 
     config = json.loads((output / "config.json").read_text())
     assert config["id2label"] == {"0": "blue", "1": "green", "2": "red"}
@@ -74,8 +71,6 @@ def test_fine_tuning_a_checkpoint_by_command(tuned, colours):
     processor = AutoImageProcessor.from_pretrained(output)
     assert (processor.size.height, processor.size.width) == (16, 12)
     assert tuple(processor.image_mean) == (0.4, 0.5, 0.6)
-    with Image.open(output / "learning_curve.png") as picture:
-        assert picture.width > 100
     assert "| colours | test |" in (output / "README.md").read_text()
 
     answers = pipeline("image-classification", model=str(output))(str(colours / "red" / "00.png"))
@@ -298,16 +293,11 @@ PIXELS = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 
 
 @pytest.fixture
-def saved(tiny_config, tmp_path):
+def saved(tmp_path):
     """Save a classifier of these classes whose head is not zero: its folder, and itself."""
 
     def make(*names, **fields):
-        torch.manual_seed(1)
-        config = tiny_config(id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)}, **fields)
-        model = HfViTForImageClassification(config).eval()
-        for name, parameter in model.named_parameters():
-            if "classifier" in name:
-                torch.nn.init.normal_(parameter)
+        model = make_teacher_model(names, **fields)
         return save_model(model, tmp_path / "saved"), model
 
     return make
@@ -365,30 +355,24 @@ def test_it_is_told_and_can_be_declined(saved, colours, command, tmp_path):
     assert (recipe["new_head"], recipe["head_bias"]) == (True, 0.0)
 
 
-def judged(patience, score, loss, step, best, warmup=0):
-    """Whether an evaluation stops the training."""
-    control = TrainerControl()
+@pytest.mark.parametrize(
+    ("scores", "losses", "warmup"),
+    [
+        ([0.1] * 8, [2.29, 2.28, 2.27, 2.26, 2.25, 2.24, 2.3, 2.3], 0),  # neither is better: twice is enough
+        ([0.1, 0.1, 0.2, 0.1, 0.1], [2.3] * 5, 0),  # a better accuracy begins anew
+        ([0.1] * 7, [2.3] * 7, 0.5),  # the 60th and the 70th step are the first two that count
+    ],
+    ids=["a falling loss is progress", "a better score", "the warm-up does not count"],
+)
+def test_patience(scores, losses, warmup):
+    """It ends the training at the last of these evaluations, which are ten steps apart."""
+    patience, stops = Patience(2), []
     arguments = TrainingArguments(metric_for_best_model="score", greater_is_better=True, warmup_steps=warmup)
-    state = TrainerState(global_step=step, max_steps=100, best_metric=best)
-    patience.on_evaluate(arguments, state, control, {"eval_score": score, "eval_loss": loss})
-    return control.should_training_stop
-
-
-def test_a_falling_loss_is_progress():
-    patience = Patience(2)
-    assert [judged(patience, 0.1, 2.3 - step / 100, step, best=0.14) for step in range(1, 7)] == [False] * 6
-    # Neither: twice is enough. A better accuracy begins anew.
-    assert [judged(patience, 0.1, 2.3, step, best=0.14) for step in (7, 8)] == [False, True]
-    patience = Patience(2)
-    scores = (0.1, 0.1, 0.2, 0.1, 0.1)
-    stops = [judged(patience, score, 2.3, step, best=0.14) for step, score in enumerate(scores, 1)]
-    assert stops == [False, False, False, False, True]
-
-
-def test_the_warm_up_does_not_count():
-    patience = Patience(2)
-    stops = [judged(patience, 0.1, 2.3, 10 * step, best=0.14, warmup=0.5) for step in range(1, 8)]
-    assert stops == [False] * 6 + [True]  # the 60th and the 70th step are the first two that count
+    for step, (score, loss) in enumerate(zip(scores, losses, strict=True), 1):
+        control, state = TrainerControl(), TrainerState(global_step=10 * step, max_steps=100, best_metric=0.14)
+        patience.on_evaluate(arguments, state, control, {"eval_score": score, "eval_loss": loss})
+        stops.append(control.should_training_stop)
+    assert stops == [False] * (len(scores) - 1) + [True]
 
 
 @pytest.mark.parametrize("counts", [(36,) * 10, (500, 500), (900, 50, 50), (1,) * 2000])
@@ -398,9 +382,7 @@ def test_accuracy_of_chance(counts):
     chance = compute_chance_accuracy(np.repeat(np.arange(len(counts)), counts))
     assert max(counts) / images < chance < 1
     assert 1e-5 < binom.sf(chance * images, images, max(counts) / images) < 0.02
-
-
-def test_of_few_images_chance_explains_not_all():
+    # Of few images it explains not all.
     assert compute_chance_accuracy(np.array([0, 1, 2] * 2)) == pytest.approx(2 / 3)
 
 
@@ -466,9 +448,7 @@ def test_a_short_training_evaluates_no_longer_than_it_trains(tiny_checkpoint, tm
     for split, count in (("train", 600), ("val", 400), ("t10k", 9000)):
         pixels, labels = random.randint(0, 256, (count, 4, 4)), np.arange(count) % 2
         for kind, array in (("images-idx3", pixels), ("labels-idx1", labels)):
-            header = struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, *array.shape)
-            (tmp_path / "data").mkdir(exist_ok=True)
-            (tmp_path / "data" / f"{split}-{kind}-ubyte").write_bytes(header + array.astype(np.uint8).tobytes())
+            write_idx(tmp_path / "data" / f"{split}-{kind}-ubyte", array.astype(np.uint8))
     data, lines = load_data(tmp_path / "data"), list[str]()
     recipe = {"steps": 3, "batch_size": 8, "warmup": 10, "average_decay": 0.8, "keep_checkpoints": True}
     for given, count, words in (
@@ -494,18 +474,20 @@ def test_a_short_training_evaluates_no_longer_than_it_trains(tiny_checkpoint, tm
         assert limit_evaluation(run) == (expected, None)
 
 
-def test_the_memory_of_a_large_step_is_told(monkeypatch):
+def test_the_memory_of_a_large_step_is_told(monkeypatch, tmp_path):
     """As `hf-vit cost --memory` plans it; a step that does not fit is told with the remedy."""
-    plan = memory_plan("S/16", batch_size=64)
+    config = HfViTConfig(image_size=32, patch_size=8, hidden_size=1024, num_hidden_layers=1, num_attention_heads=16)
+    config.save_pretrained(tmp_path)
+    plan = memory_plan(tmp_path, batch_size=1024)
     with torch.device("meta"):
-        model = HfViTForImageClassification(find_model("S/16").config)
+        model = HfViTForImageClassification(config)
     options = FinetuneOptions(device="cpu")
-    run = SimpleNamespace(model=model, micro_batch_size=64, bf16=False, options=options)
+    run = SimpleNamespace(model=model, micro_batch_size=1024, bf16=False, options=options)
     run.recipe = SimpleNamespace(tune="head")  # no gradients of the backbone
     assert note_memory(run) == []
     run.recipe.tune = "all"
     (note,) = note_memory(run)
-    assert f"a step of 64 images needs about {plan.rows[0].replicated / 1e9:.1f} GB" in note
+    assert f"a step of 1024 images needs about {plan.rows[0].replicated / 1e9:.1f} GB" in note
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))
     assert note_memory(run) == [f"{note}, but 1.0 GB are free; choose a smaller --micro-batch-size"]
     run.micro_batch_size = 1

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -89,16 +90,11 @@ def test_a_second_run_in_a_live_runs_folder_is_refused(place, train, done, tmp_p
     assert not [path for path in output.iterdir() if path.name.startswith(".") or path.is_dir()]
 
 
-def test_what_was_refused_leaves_nothing(train, tmp_path):
+def test_what_was_refused_leaves_nothing_nor_does_a_folder_on_a_disk_that_is_read_only(train, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no-such-folder"):
         pretrain(HfViTConfig(image_size=8, patch_size=4), "no-such-folder", tmp_path / "a" / "b" / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_on_a_disk_that_is_read_only(train, tmp_path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise OSError(30, "Read-only file system")
-
+    refuse = Mock(side_effect=OSError(30, "Read-only file system"))
     monkeypatch.setattr(output_module, "WeakFileLock", refuse)
     with pytest.raises(UserError, match=r"out cannot be written: Read-only file system; choose another --output"):
         train(tmp_path / "out")

@@ -1,7 +1,6 @@
-"""What is released, and how it is learnt: weight averages, adapters, binary losses, sharpness-aware steps."""
+"""What is released, and how it is learnt: weight averages, adapters, sharpness-aware steps."""
 
 import copy
-import math
 import re
 from functools import partial
 from pathlib import Path
@@ -12,15 +11,8 @@ from models import families as tiny
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
-from training.conftest import Images
-from transformers import (
-    AutoModelForImageClassification,
-    PreTrainedConfig,
-    TrainerCallback,
-    TrainingArguments,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from training.conftest import Images, make_transformers_vit
+from transformers import AutoModelForImageClassification, PreTrainedConfig, TrainerCallback, TrainingArguments
 
 from hf_vit import (
     HfAxialResNetConfig,
@@ -31,7 +23,6 @@ from hf_vit import (
     UserError,
 )
 from hf_vit.training import HfViTTrainer, finetune
-from hf_vit.training.trainer.losses import BinaryCrossEntropy
 from hf_vit.training.trainer.sam import SharpnessAware
 from hf_vit.training.trainer.weights import LoraAdapter, WeightAverage, train_head_only
 
@@ -74,12 +65,6 @@ def averaging(make_trainer):
     return make
 
 
-def transformers_vit():
-    """A model that transformers saves under other names than those of its modules."""
-    sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    return ViTForImageClassification(ViTConfig(**sizes, intermediate_size=32, num_labels=3))
-
-
 def test_checkpoints_and_model_are_the_closed_form_average(averaging):
     trainer = averaging()
     path = Trajectory(trainer.model)
@@ -102,7 +87,8 @@ def test_checkpoints_and_model_are_the_closed_form_average(averaging):
 @pytest.mark.parametrize("model", [None, "transformers ViT"])
 def test_the_best_average_is_what_is_left(model, averaging):
     keep_best = dict(load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True)  # the first
-    trainer = averaging(model and transformers_vit(), **keep_best, learning_rate=3.0)
+    # transformers saves it under other names than those of its modules.
+    trainer = averaging(model and make_transformers_vit(), **keep_best, learning_rate=3.0)
     trainer.train()
     best = type(trainer.model).from_pretrained(trainer.state.best_model_checkpoint).state_dict()
     assert trainer.state.best_global_step < trainer.state.global_step
@@ -246,33 +232,7 @@ def test_a_model_without_projections_or_head_is_refused():
         train_head_only(model)
 
 
-# ---- one yes or no a class
-
-
-def binary_by_hand(logits, targets):
-    total = 0.0
-    for row, wanted in zip(logits.tolist(), targets.tolist(), strict=True):
-        for logit, target in zip(row, wanted, strict=True):
-            total -= target * math.log(1 / (1 + math.exp(-logit))) + (1 - target) * math.log(1 / (1 + math.exp(logit)))
-    return total / len(logits)
-
-
-@pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize(("threshold", "smoothing"), [(None, 0.0), (None, 0.3), (0.2, 0.1), (0.0, 0.1)])
-def test_binary_loss_is_the_hand_computed_one(soft, threshold, smoothing, make_trainer):
-    extras = dict(compute_loss_func=BinaryCrossEntropy(threshold))
-    trainer = make_trainer(dataset=Images(soft=soft), extras=extras, label_smoothing_factor=smoothing)
-    data = trainer.train_dataset
-    labels = data.labels if soft else F.one_hot(data.labels, 3).float()
-    targets = labels * (1 - smoothing) + smoothing / 3
-    if threshold is not None:
-        targets = ((targets > threshold) & (labels > 0)).float()
-    model = trainer.model.train()
-    for count in (1, len(data.labels)):
-        inputs = {"pixel_values": data.pixels[:count], "labels": data.labels[:count]}
-        loss = trainer.compute_loss(model, dict(inputs), num_items_in_batch=data.labels[:count].numel())
-        logits = model(pixel_values=data.pixels[:count]).logits
-        assert loss.item() == pytest.approx(binary_by_hand(logits, targets[:count]), rel=1e-5)
+# ---- sharpness-aware steps
 
 
 class Quadratic(nn.Module):
@@ -438,7 +398,7 @@ def test_resumed_is_the_unbroken_one_to_the_bit(kind, make_trainer, tiny_config)
         torch.manual_seed(0)
         images, extras, settings = Images(), dict(average_decay=DECAY), dict(max_steps=6, save_steps=3)
         if "ViT" in kind:
-            model = transformers_vit()
+            model = make_transformers_vit()
             if "average" not in kind:
                 extras = None
         elif kind == "bfloat16":

@@ -324,8 +324,8 @@ def test_the_best_trial_is_the_run_of_its_own_rate(swept, sweep, tiny_config, co
         rate: finetune(tiny_config(), str(colours), tmp_path / f"{rate}", learning_rate=rate, **SWEEP_SETTINGS)
         for rate in RATES
     }
-    assert [trial["accuracy"] for trial in result.trials] == [alone[rate].validation["accuracy"] for rate in RATES]
-    assert [trial["loss"] for trial in result.trials] == [alone[rate].validation["loss"] for rate in RATES]
+    for name in ("accuracy", "loss"):
+        assert [trial[name] for trial in result.trials] == [alone[rate].validation[name] for rate in RATES]
     best = max(RATES, key=lambda rate: (alone[rate].validation["accuracy"], -alone[rate].validation["loss"]))
     assert result.recipe.learning_rate == best == 3e-3
     assert same_weights(result.folder, alone[best].folder)
@@ -340,10 +340,9 @@ def test_the_best_trial_is_the_run_of_its_own_rate(swept, sweep, tiny_config, co
     assert [trial["learning_rate"] for trial in again.trials] == list(RATES)
 
 
-def test_a_killed_sweep_goes_on_to_the_same(swept, sweep, tmp_path):
+def test_a_killed_sweep_goes_on_to_the_same(swept, sweep, killed):
     done = swept[0]
-    again = tmp_path / "again"
-    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+    again = killed(done, "again", lost=0)
     # The first trial had ended, the second had not got to its end.
     shutil.rmtree(again / "checkpoints" / "rate-0.003" / "checkpoints" / "checkpoint-12")
     with pytest.raises(UserError, match="holds an unfinished run; add --resume"):
@@ -395,7 +394,7 @@ def test_a_sweep_by_command(command, fails, tiny_checkpoint, colours, tmp_path):
     assert not (tmp_path / "no").exists()
 
 
-def test_tune_auto_trains_the_best_of_short_trials_and_goes_on_after_a_kill(tiny_checkpoint, colours, tmp_path):
+def test_tune_auto_trains_the_best_of_short_trials_and_goes_on_after_a_kill(tiny_checkpoint, colours, killed, tmp_path):
     """Every trial is the run that its settings make alone, and so is the training of the best one."""
     settings = dict(steps=20, evaluations=2, batch_size=16, warmup=10.0, learning_rate=3e-3)
 
@@ -414,8 +413,7 @@ def test_tune_auto_trains_the_best_of_short_trials_and_goes_on_after_a_kill(tiny
     facts = Facts.load(done.folder).filter_kind("training")[-1].values
     assert (facts["tune_reason"], facts["recipe"]["tune"], facts["tune_trials"]) == (reason, best, done.trials)
 
-    again = tmp_path / "again"
-    shutil.copytree(done.folder / "checkpoints", again / "checkpoints")
+    again = killed(done, "again", lost=0)
     shutil.rmtree(again / "checkpoints" / "chosen" / "checkpoints" / "checkpoint-20")
     shutil.rmtree(again / "checkpoints" / "tune-lora")
     with pytest.raises(UserError, match="was started with --tune auto"):

@@ -269,12 +269,12 @@ class Drawn(TrainerCallback):
 
 
 @pytest.mark.parametrize(("micro", "accumulated", "clip"), [(12, 1, 0.7), (4, 3, 0.7), (4, 3, 100.0)])
-def test_steps_are_those_computed_by_hand(micro, accumulated, clip, teacher_model, tiny_config, tmp_path):
+def test_steps_are_those_computed_by_hand(micro, accumulated, clip, tiny_config, tmp_path):
     """Two steps of student and teacher in plain torch, with baseline, ramp, clipping and schedule."""
     torch.manual_seed(0)
     student = HfViTForImageClassification(tiny_config())
     nn.init.normal_(student.classifier.weight)
-    processor, data = make_processor(student.config), Pairs()
+    teacher_model, processor, data = make_teacher_model(), make_processor(student.config), Pairs()
     step = dict(max_steps=2, learning_rate=0.5, lr_scheduler_type="linear", optim="sgd", max_grad_norm=clip)
     sizes = dict(per_device_train_batch_size=micro, gradient_accumulation_steps=accumulated)
     smoothed = dict(report_to="none", use_cpu=True, label_smoothing_factor=0.1)
@@ -341,11 +341,6 @@ def descend(model, slopes, rate, clip):
 
 
 # --- training ---
-
-
-@pytest.fixture
-def teacher_model():
-    return make_teacher_model()
 
 
 @pytest.fixture(scope="module")
@@ -486,8 +481,6 @@ META = (*HEAP, "--self-training", "meta-pseudo-labels")
         (("--self-training", "noisy-student", "--teacher", "TEACHER"), "needs --teacher and --unlabeled"),
         (("--confidence", ".5"), "--confidence needs --teacher"),
         ((*HEAP, "--distillation", "hard"), "--distillation cannot be combined with --unlabeled"),
-        ((*HEAP, "--self-training", "loud"), "= 'loud': Input should be 'noisy-student' or 'meta-pseudo-labels'"),
-        ((*HEAP, "--uda-weight", "1"), "uda_weight has no effect with noisy-student"),
         ((*META, "--sam-rho", ".05"), "--sam-rho 0.05 does not work with meta-pseudo-labels"),
         ((*HEAP, "--mixup-alpha", ".2"), "mixup_alpha 0.2 of the recipe noisy-student; add --mixup-alpha 0"),
         ((*HEAP, "--streaming"), "leave --streaming out"),

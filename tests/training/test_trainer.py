@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from training.conftest import Images
-from transformers import Trainer, ViTConfig, ViTForImageClassification
+from training.conftest import Images, make_transformers_vit
+from transformers import Trainer
 
 from hf_vit import (
     HfAxialViTConfig,
@@ -69,30 +69,34 @@ def test_decay_reaches_the_optimizer(make_trainer):
     assert sum(len(group["params"]) for group in groups) == len(list(trainer.model.parameters()))
 
 
-def plain_step(model, data, smoothing, is_binary, learning_rate=0.1):
+def plain_step(model, data, smoothing, loss, learning_rate=0.1):
     """Parameters after one step of gradient descent on all images at once; the model itself stays."""
     model = copy.deepcopy(model).train()
     logits = model(pixel_values=data.pixels).logits
     labels = data.labels if data.labels.ndim == 2 else F.one_hot(data.labels, 3).float()
-    if is_binary:
+    if loss is not None:
         targets = labels * (1 - smoothing) + smoothing / 3
+        if loss.threshold is not None:
+            targets = ((targets > loss.threshold) & (labels > 0)).float()
         F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1).mean().backward()
     else:
         F.cross_entropy(logits, labels, label_smoothing=smoothing).backward()
     return torch.cat([(p - learning_rate * p.grad).detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("is_binary", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+BINARY = [(BinaryCrossEntropy(), 0.0), (BinaryCrossEntropy(), 0.2)]
+BINARY += [(BinaryCrossEntropy(threshold), 0.1) for threshold in (0.2, 0.0)]
+
+
+@pytest.mark.parametrize(("loss", "smoothing"), [(None, 0.0), (None, 0.2), *BINARY], ids=str)
 @pytest.mark.parametrize("soft", [False, True])
-def test_accumulated_step_equals_the_large_batch(soft, smoothing, is_binary, make_trainer):
-    """12 images as 3 micro-batches of 4, and as 2 of 5 and one of 2: the step that plain torch makes of all 12."""
-    for micro, accumulated in ((4, 3), (5, 3)):
-        extras = dict(compute_loss_func=BinaryCrossEntropy()) if is_binary else {}
+def test_accumulated_step_equals_the_large_batch(soft, loss, smoothing, make_trainer):
+    """12 images as 3 micro-batches of 4, and as 11 and a single one: the step that plain torch makes of all 12."""
+    for micro, accumulated in ((4, 3), (11, 2)):
         sizes = dict(per_device_train_batch_size=micro, gradient_accumulation_steps=accumulated)
         settings = sizes | dict(label_smoothing_factor=smoothing, max_grad_norm=0.0)
-        trainer = make_trainer(dataset=Images(soft=soft), extras=extras, **settings)
-        expected = plain_step(trainer.model, trainer.train_dataset, smoothing, is_binary)
+        trainer = make_trainer(dataset=Images(soft=soft), extras=dict(compute_loss_func=loss), **settings)
+        expected = plain_step(trainer.model, trainer.train_dataset, smoothing, loss)
         trainer.train()
         after = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
         torch.testing.assert_close(after, expected, rtol=0, atol=3e-6)
@@ -110,8 +114,7 @@ def test_an_accumulated_step_of_means_is_the_large_batch(kind, make_trainer, tin
         model = HfViTForMaskedPatchPrediction(tiny_config())
         if kind != "patches":
             images = Images(soft=True)
-            fields = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-            model = ViTForImageClassification(ViTConfig(**fields, num_labels=3, problem_type=kind))
+            model = make_transformers_vit(problem_type=kind)
         with torch.no_grad():
             for number, parameter in enumerate(model.parameters()):
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
@@ -173,8 +176,7 @@ def test_nothing_shared_is_a_pickle(make_trainer, tmp_path):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_soft_labels_of_a_model_of_transformers(make_trainer, smoothing):
     """Which takes them for several classes an image, and would keep that in its configuration."""
-    sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    model = ViTForImageClassification(ViTConfig(**sizes, intermediate_size=32, num_labels=3))
+    model = make_transformers_vit()
     if smoothing:  # a class of one's own
         model.__class__ = type("OneOfOnesOwn", (type(model),), {})
     trainer = make_trainer(model, Images(soft=not smoothing), label_smoothing_factor=smoothing)
