@@ -199,6 +199,19 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An empty object store in this process's memory."""
+    import fsspec
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    # For `datasets`, which downloads tables, a store is the Hub.
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    MemoryFileSystem.store.clear()
+    yield fsspec.filesystem("memory")
+    MemoryFileSystem.store.clear()
+
+
+@pytest.fixture
 def command(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run `hf-vit` in this process: exit code, what it printed, what it complained about."""
     from hf_vit_cli.main import main

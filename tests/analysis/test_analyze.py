@@ -302,31 +302,32 @@ def test_an_interrupted_write_leaves_no_finished_analysis(saved, pictures, tmp_p
 
 
 def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_processor):
-    options = {"only": ["attention_entropy"], "device": "cpu"}
-    analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)
+    out, busy, mine = (tmp_path / name for name in ("out", "busy", "mine"))
+    only = {"only": ["attention_entropy"], "device": "cpu"}
+
+    def refused(said, model=saved, output=out, settings=SETTINGS):
+        with pytest.raises(UserError, match=said):
+            analyze(model, pictures, output, settings=settings, **only)
+
+    analyze(saved, pictures, out, settings=SETTINGS, **only)
     other = with_processor(FAMILIES["plain"].build("classification", seed=1))
-    with pytest.raises(UserError, match=r"attention_entropy of a run with other inputs \(model differ\); choose"):
-        analyze(other, pictures, tmp_path / "out", settings=SETTINGS, **options)
+    refused(r"attention_entropy of a run with other inputs \(model differ\); choose", other)
     edited = shutil.copytree(saved, tmp_path / saved.name) / "preprocessor_config.json"
     edited.write_text(edited.read_text().replace('"resample": 2', '"resample": 3'))
-    with pytest.raises(UserError, match=r"other inputs \(processor differ\)"):
-        analyze(edited.parent, pictures, tmp_path / "out", settings=SETTINGS, **options)
+    refused(r"other inputs \(processor differ\)", edited.parent)
     between = {"only": ["cka_between"], "device": "cpu", "settings": SETTINGS, "output": tmp_path / "between"}
     analyze(saved, pictures, against=saved, **between)
     with pytest.raises(UserError, match=r"other inputs \(against_processor differ\)"):
         analyze(saved, pictures, against=edited.parent, **between)
-    (tmp_path / "busy").mkdir()
-    with lock_folder(tmp_path / "busy"), pytest.raises(UserError, match="another process is writing to"):
-        analyze(saved, pictures, tmp_path / "busy", settings=SETTINGS, **options)
-    with pytest.raises(UserError, match=r"of a run with other inputs \(images, settings differ\)"):
-        analyze(saved, pictures, tmp_path / "out", settings=AnalysisSettings(num_images=4), **options)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/report.html").write_text("my own")
-    with pytest.raises(UserError, match=r"is not a report of hf-vit analyze; choose another --output, or move it"):
-        analyze(saved, pictures, tmp_path / "mine", settings=SETTINGS, **options)
-    (tmp_path / "out/attention_entropy.json").write_text('{"name": "something else"}')
-    with pytest.raises(UserError, match=r"attention_entropy.json was not written by this version of hf-vit analyze"):
-        analyze(saved, pictures, tmp_path / "out", settings=SETTINGS, **options)
+    busy.mkdir()
+    with lock_folder(busy):
+        refused("another process is writing to", output=busy)
+    refused(r"of a run with other inputs \(images, settings differ\)", settings=AnalysisSettings(num_images=4))
+    mine.mkdir()
+    (mine / "report.html").write_text("my own")
+    refused("is not a report of hf-vit analyze; choose another --output, or move it", output=mine)
+    (out / "attention_entropy.json").write_text('{"name": "something else"}')
+    refused(r"attention_entropy.json was not written by this version of hf-vit analyze")
 
 
 def test_what_cannot_be_done_is_said_before_any_work(saved, pictures, tmp_path, with_processor):

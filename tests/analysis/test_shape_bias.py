@@ -150,38 +150,33 @@ def test_labels_of_a_model(conflicts, tmp_path):
 
 
 def test_what_does_not_fit_is_refused(conflicts, tmp_path):
-    read = open_cue_conflicts(conflicts)
-    with pytest.raises(UserError, match=r"reader has no label 'cow' \(class cow\); give --class-map FILE"):
-        read.for_model(subject(0, ("ant", "bee")))
-    with pytest.raises(UserError, match="has no class names"):
-        read.for_model(LoadedModel(nn.Linear(1, 1), lambda images: torch.zeros(1), "bare"))
-    for text, message in (("{", "not valid JSON"), ('{"ant": []}', "not a JSON object"), ("[]", "not a JSON object")):
+    def refused(said, act, *given, **options):
+        with pytest.raises(UserError, match=said):
+            act(*given, **options)
+
+    for_model, bare = open_cue_conflicts(conflicts).for_model, LoadedModel(nn.Linear(1, 1), torch.zeros, "bare")
+    refused(r"reader has no label 'cow' \(class cow\); give --class-map FILE", for_model, subject(0, ("ant", "bee")))
+    refused("has no class names", for_model, bare)
+    for text, said in (("{", "not valid JSON"), ('{"ant": []}', "not a JSON object"), ("[]", "not a JSON object")):
         (tmp_path / "map.json").write_text(text)
-        with pytest.raises(UserError, match=message):
-            read.for_model(subject(0), tmp_path / "map.json")
-    with pytest.raises(UserError, match=r"the class map .* does not exist"):
-        read.for_model(subject(0), tmp_path / "none.json")
-    with pytest.raises(UserError, match=r"is not a folder"):
-        open_cue_conflicts(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="--images is missing"):
-        analyze(subject(0), only=["cka"], cue_conflict=conflicts)
+        refused(said, for_model, subject(0), tmp_path / "map.json")
+    refused("the class map .* does not exist", for_model, subject(0), tmp_path / "none.json")
+    refused("is not a folder", open_cue_conflicts, tmp_path / "nowhere")
+    refused("--images is missing", analyze, subject(0), only=["cka"], cue_conflict=conflicts)
     infinite = subject(0)
     infinite.model.forward = lambda pixel_values: torch.full((len(pixel_values), len(CLASSES)), torch.inf)
-    with pytest.raises(UserError, match="the model's outputs are NaN or infinite"):
-        analyze(infinite, only=["shape_bias"], cue_conflict=conflicts)
-    with pytest.raises(UserError, match=r"shape_bias cannot be applied: .* give --cue-conflict DIR"):
-        analyze(subject(0), make_images(2), only=["shape_bias"])
-    (conflicts / "bee" / "bee1-ant2.png").rename(conflicts / "cow" / "bee1-ant2.png")
-    with pytest.raises(UserError, match=r"bee1-ant2.png is in the folder cow, but its name states the shape bee"):
-        open_cue_conflicts(conflicts)
-    (conflicts / "cow" / "bee1-ant2.png").rename(conflicts / "cow" / "cow.png")
-    with pytest.raises(UserError, match=r"the file name cow.png does not state shape and texture"):
-        open_cue_conflicts(conflicts)
+    refused("the model's outputs are NaN or infinite", analyze, infinite, only=["shape_bias"], cue_conflict=conflicts)
+    said = "shape_bias cannot be applied: .* give --cue-conflict DIR"
+    refused(said, analyze, subject(0), make_images(2), only=["shape_bias"])
+    wrong = (conflicts / "bee" / "bee1-ant2.png").rename(conflicts / "cow" / "bee1-ant2.png")
+    said = "bee1-ant2.png is in the folder cow, but its name states the shape bee"
+    refused(said, open_cue_conflicts, conflicts)
+    wrong.rename(conflicts / "cow" / "cow.png")
+    refused("the file name cow.png does not state shape and texture", open_cue_conflicts, conflicts)
 
 
 def test_the_command(conflicts, tmp_path, command):
-    make_classifier(CLASSES).save_pretrained(tmp_path / "model")
-    make_processor().save_pretrained(tmp_path / "model")
+    save_model(make_classifier(CLASSES), tmp_path / "model")
     typed = ["analyze", tmp_path / "model", "--cue-conflict", conflicts, "--only", "shape_bias", "--device", "cpu"]
     for folder in ("one", "two"):
         assert command(*typed, "--output", tmp_path / folder)[0] == 0

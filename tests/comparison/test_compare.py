@@ -6,13 +6,16 @@ import math
 import os
 import pickle
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from comparison import zoo
-from evaluation.tiny import NAMES, make_classifier, make_images, make_processor, save_ours
+from data.conftest import make_folder
+from evaluation.tiny import NAMES, fit_probe, make_classifier, make_images, make_processor, save_ours
+from training.conftest import save_model
 
 from hf_vit.comparison import ComparisonSettings, ModelResult, SpeedResult, api, compare, save_comparison
 from hf_vit.comparison.api import (
@@ -22,7 +25,6 @@ from hf_vit.comparison.api import (
     choose_classifier,
     describe_inputs,
     estimate_share,
-    fit_probe,
     measure_model,
 )
 from hf_vit.cost import forward_flops
@@ -127,20 +129,19 @@ def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(data, 
 
 
 def test_speed_is_kept_for_the_same_models_in_the_same_order(saved, data, tmp_path):
-    settings = ComparisonSettings(corruptions=(), epsilons=(), speed_turns=1)
-    first = run(saved, data, tmp_path, "resnet", "igpt", settings=settings, probe=True)
-    again = run(saved, data, tmp_path, "resnet", "igpt", settings=settings, probe=True)
-    assert again.speed == first.speed
+    compared = partial(run, saved, data, tmp_path, settings=ComparisonSettings((), epsilons=(), speed_turns=1))
+    first = compared("resnet", "vit")
+    assert compared("resnet", "vit").speed == first.speed
     path = tmp_path / "speed.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"threads": 4096, "others_load": 7777}))
-    assert run(saved, data, tmp_path, "resnet", "igpt", settings=settings, probe=True).speed.others_load < 7777
-    turned = run(saved, data, tmp_path, "igpt", "resnet", settings=settings, probe=True)
+    assert compared("resnet", "vit").speed.others_load < 7777
+    turned = compared("vit", "resnet")
     assert turned.measured == []
-    assert list(turned.speed.rows) == ["igpt", "resnet"]
+    assert list(turned.speed.rows) == ["vit", "resnet"]
 
 
 @pytest.mark.parametrize("change", ["settings", "processor", "weights"])
-def test_results_of_other_inputs_are_not_mixed(change, saved, data, tmp_path):
+def test_results_of_other_inputs_are_not_mixed(change, data, tmp_path):
     folders = [zoo.save(kind, tmp_path / kind, NAMES) for kind in ("resnet", "regnet")]
     options = {"settings": FEW, "progress": False}
     compare(folders, data, tmp_path / "out", **options)
@@ -185,8 +186,7 @@ def test_results_of_optimized_models_are_not_those_of_the_models_as_loaded(data,
 )  # fmt: skip
 def test_mistakes_come_before_any_work(kinds, message, saved, data, tmp_path, monkeypatch):
     if "other" in kinds and not (saved.root / "other").exists():
-        make_classifier(["x", "y"]).save_pretrained(saved.root / "other")
-        zoo.processor().save_pretrained(saved.root / "other")
+        save_model(make_classifier(["x", "y"]), saved.root / "other")
     monkeypatch.setattr(api, "measure_model", None)
     sources = [kind if "nowhere" in kind else saved.source(kind) for kind in kinds]
     with pytest.raises(UserError, match=message):
@@ -194,7 +194,7 @@ def test_mistakes_come_before_any_work(kinds, message, saved, data, tmp_path, mo
     assert not (tmp_path / "out").exists()
 
 
-def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, data, tmp_path, monkeypatch, fails):
+def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, data, tmp_path, monkeypatch):
     for changes, message in (
         ({"corruptions": ("rain",)}, "corruption rain is unknown"),
         ({"severity": 6}, "severity 6 is out of range"),
@@ -210,15 +210,12 @@ def test_settings_and_data_that_do_not_fit_are_refused_before_any_work(saved, da
         run(saved, alone, tmp_path / "out", "vit", "igpt", probe=True)
     with pytest.raises(UserError, match="--image-size only works with built-in data"):
         run(saved, alone, tmp_path / "out", "vit", "igpt", image_size=(16, 16))
-    words = ("--data", "digits", "--output", tmp_path / "out")
-    fails(("compare", saved.source("vit"), "nowhere/at/all", *words), "there is no file or folder nowhere/at/all")
 
 
 def test_built_in_images_of_another_size_are_other_inputs(tmp_path):
     settings = replace(FEW, corruptions=(), epsilons=())
     for name, seed in (("a", 0), ("b", 1)):
-        make_classifier([str(digit) for digit in range(10)], seed=seed).save_pretrained(tmp_path / name)
-        make_processor().save_pretrained(tmp_path / name)
+        save_model(make_classifier([str(digit) for digit in range(10)], seed=seed), tmp_path / name)
     sources, options = [tmp_path / "a", tmp_path / "b"], {"settings": settings, "progress": False}
     done = compare(sources, "digits", tmp_path / "out", **options)
     assert done.data.split("test")[0]["image"].size == (8, 8), "the size that both models want"
@@ -229,11 +226,8 @@ def test_built_in_images_of_another_size_are_other_inputs(tmp_path):
 
 @pytest.fixture
 def class_folders(tmp_path):
-    for split, count in (("train", 6), ("val", 3), ("test", 4)):
-        for place, name in enumerate(NAMES):
-            (tmp_path / "pets" / split / name).mkdir(parents=True)
-            for index, image in enumerate(make_images(count, seed=10 * place + len(split))):
-                image.save(tmp_path / "pets" / split / name / f"{index}.png")
+    for seed, (split, count) in enumerate({"train": 6, "val": 3, "test": 4}.items()):
+        make_folder(tmp_path / "pets" / split, dict.fromkeys(NAMES, count), seed=100 * seed)
     return tmp_path / "pets"
 
 
@@ -314,8 +308,8 @@ def pixels_of(data, side=zoo.SIDE):
     return torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2) / 255
 
 
-def answers(model, pixels):
-    output = model((pixels - MEAN) / STD)
+def answers(model, values):
+    output = model(values)
     return getattr(output, "logits", output)
 
 
@@ -329,9 +323,8 @@ def measured(saved, data, kind, probe=False, **changes):
 def test_a_kind_as_its_library_answers(kind, saved, data):
     subject, result = measured(saved, data, kind)
     reference, truth = library_model(saved, kind), torch.tensor(data.split("test")["label"])
-    pixels = subject.prepare(data.split("test")["image"]) * STD + MEAN
     with torch.no_grad():
-        logits = answers(reference, pixels).double()
+        logits = answers(reference, subject.prepare(data.split("test")["image"])).double()
     best = logits.argsort(dim=1, descending=True) == truth[:, None]
     assert result.top1.value == pytest.approx(float(best[:, 0].double().mean()))
     assert result.top5.value == pytest.approx(float(best[:, :5].any(dim=1).double().mean()))
@@ -360,14 +353,11 @@ def test_fgsm_as_by_hand(kind, saved, data):
     subject, result = measured(saved, data, kind)
     reference, truth = library_model(saved, kind), torch.tensor(data.split("test")["label"])
     values = subject.prepare(data.split("test")["image"]).requires_grad_()
-    output = reference(values)
-    logits = getattr(output, "logits", output)
-    torch.nn.functional.cross_entropy(logits, truth, reduction="sum").backward()
+    torch.nn.functional.cross_entropy(answers(reference, values), truth, reduction="sum").backward()
     moved = values.detach() + 8 / 255 / STD * values.grad.sign()
     moved = torch.minimum(torch.maximum(moved, -MEAN / STD), (1 - MEAN) / STD)
     with torch.no_grad():
-        output = reference(moved)
-    hits = getattr(output, "logits", output).argmax(dim=1) == truth
+        hits = answers(reference, moved).argmax(dim=1) == truth
     assert result.fgsm == {"8": pytest.approx(float(hits.double().mean()), abs=1 / 24 + 1e-9)}
 
 
@@ -378,7 +368,7 @@ def test_flops_as_the_configuration_tells(saved, data):
         assert (result.clean, result.corruptions, result.fgsm) == (None, {}, None)
 
 
-def test_wilsons_interval_in_closed_form(saved, data):
+def test_wilsons_interval_in_closed_form():
     z, images, hits = 1.959963984540054, 24, 3
     middle = (hits + z**2 / 2) / (images + z**2)
     half = z / (images + z**2) * math.sqrt(hits * (images - hits) / images + z**2 / 4)
@@ -419,23 +409,14 @@ def test_a_probe_answers_as_scikit_learn(missing, classes, saved, data):
     data = ImageData("colours", "", splits, data.label_names[:classes])
     subject = load_model(saved.source("swin"))
     examination = Examination(subject, data, progress=False)
-    head, strength = fit_probe(examination)
+    head, strength = api.fit_probe(examination)
     model = ProbedForImageClassification(subject.model, head, data.label_names)
     with torch.no_grad():
         found = model(subject.prepare(data.split("test")["image"])).softmax(dim=1)
-    expected, seen = regression(examination, strength)
-    assert found[:, seen].numpy() == pytest.approx(expected, abs=1e-4)
+    probe = fit_probe(*examination.features("train"), strength)
+    expected = probe.predict_proba(examination.features("test")[0])
+    assert found[:, probe.classes_].numpy() == pytest.approx(expected, abs=1e-4)
     assert missing is None or not found[:, missing].any()
-
-
-def regression(examination, strength):
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
-    pipeline.fit(*examination.features("train"))
-    return pipeline.predict_proba(examination.features("test")[0]), pipeline[-1].classes_
 
 
 @pytest.mark.parametrize("knows_all", [True, False])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data.conftest import encoded, make_table, picture, tags
+from data.conftest import encoded, make_table, picture, tags, write_rooms
 from datasets import ClassLabel, Dataset, Features, List, Value
 from datasets import Image as ImageFeature
 from PIL import Image
@@ -266,13 +266,9 @@ def mask(seed: int, values: int = 4, size=(20, 16)) -> np.ndarray:
 @pytest.fixture
 def ade(tmp_path):
     """images/ and annotations/ of 12 training and 4 validation images, and objectInfo150.txt."""
-    root = tmp_path / "rooms"
-    for split, count, first in (("training", 12, 0), ("validation", 4, 50)):
-        for folder in ("images", "annotations"):
-            (root / folder / split).mkdir(parents=True)
-        for number in range(first, first + count):
-            picture(number, (20, 16)).save(root / "images" / split / f"{number:03d}.jpg")
-            Image.fromarray(mask(number)).save(root / "annotations" / split / f"{number:03d}.png")
+    numbers = [*(("training", n) for n in range(12)), *(("validation", n) for n in range(50, 54))]
+    masks = {f"{split}/{number:03d}": mask(number) for split, number in numbers}
+    root = write_rooms(tmp_path / "rooms", masks, ".jpg")
     (root / "objectInfo150.txt").write_text(INFO)
     return root
 

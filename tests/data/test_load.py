@@ -1,6 +1,5 @@
 """load_data on folders, lists, parquet and webdataset files: the same content gives the same data and splits."""
 
-import gzip
 import hashlib
 import itertools
 import json
@@ -19,7 +18,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from data.conftest import contents, everything, make_folder, make_table, make_tar, picture
+from data.conftest import contents, everything, make_folder, make_table, make_tar, picture, write_idx
 from datasets import Array2D, Array3D, Dataset, Features, LargeList, List, Value
 from PIL import Image
 
@@ -139,12 +138,18 @@ def test_whatever_holds_the_images_they_are_the_same_data(form, tmp_path):
     assert form != "class label" or table.fingerprint == plain.fingerprint
 
 
+@pytest.fixture
+def remembering(tmp_path, monkeypatch):
+    """A cache of checked images that also has those of files of the last seconds."""
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache"))
+    now = time.time_ns
+    monkeypatch.setattr("time.time_ns", lambda: now() + 10**10)
+
+
+@pytest.mark.usefixtures("remembering")
 @pytest.mark.parametrize("kind", ["folder", "parquet"])
 def test_unchanged_images_are_not_read_again(kind, tmp_path, monkeypatch):
     """Changed, new and missing images are noticed; a damaged record is made again; the variable turns it off."""
-    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache"))
-    now = time.time_ns
-    monkeypatch.setattr("time.time_ns", lambda: now() + 10**10)  # files of the last seconds are not remembered
     folder = make_folder(tmp_path / "pets", {"cat": 500, "dog": 500})
     source = folder if kind == "folder" else tmp_path / "train.parquet"
 
@@ -187,12 +192,10 @@ def test_unchanged_images_are_not_read_again(kind, tmp_path, monkeypatch):
     assert load()[2][0].startswith("1,000 of 1,000 images")
 
 
+@pytest.mark.usefixtures("remembering")
 @pytest.mark.parametrize("kind", ["named files", "pixels"])
 def test_a_table_is_not_all_that_its_images_depend_on(kind, tmp_path, monkeypatch):
     """Rows may name files, and the range of numbers in other splits decides how pixels are encoded."""
-    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "cache"))
-    now = time.time_ns
-    monkeypatch.setattr("time.time_ns", lambda: now() + 10**10)
 
     def write(split, images):
         table = {"image": images, "label": [row % 2 for row in range(len(images))]}
@@ -806,18 +809,6 @@ def test_the_rule_is_frozen():
 
 
 # ---- IDX files
-
-
-def write_idx(path, array, *, cut=0):
-    """Write an array as IDX, compressed if the name says so, without its last bytes or with more."""
-    array = np.asarray(array)
-    kinds = {"u1": 8, "i4": 12}
-    start = bytes((0, 0, kinds[array.dtype.str[1:]], array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
-    content = start + array.astype(array.dtype.newbyteorder(">")).tobytes()
-    content = content[: len(content) - cut] if cut >= 0 else content + b"\0" * -cut
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return path
 
 
 def write_mnist(folder, *, names="{split}-{kind}-idx{rank}-ubyte", splits=("train", "t10k"), first=0, count=40):

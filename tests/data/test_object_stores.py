@@ -5,7 +5,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import fsspec
 import pytest
 from data.conftest import contents, make_folder, make_table, make_tar
 from evaluation.tiny import save_ours
@@ -17,16 +16,6 @@ from hf_vit.data.load import load_unlabeled
 from hf_vit.evaluation import predict
 from hf_vit.evaluation.prediction import list_image_files, predict_images, write_dense_predictions
 from hf_vit.loading.model import load_model
-
-
-@pytest.fixture
-def store(monkeypatch):
-    """An empty store in this process's memory."""
-    # For `datasets`, which downloads tables, a store is the Hub.
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
-    MemoryFileSystem.store.clear()
-    yield fsspec.filesystem("memory")
-    MemoryFileSystem.store.clear()
 
 
 @pytest.fixture

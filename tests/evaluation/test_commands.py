@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import struct
 import weakref
 from collections import Counter
 from functools import partial
@@ -15,7 +14,8 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from evaluation.tiny import NAMES, make_animals, make_classifier, make_images, make_processor
+from data.conftest import write_idx
+from evaluation.tiny import NAMES, logits_of, make_animals, make_classifier, make_images, save_ours
 from PIL import Image
 from transformers import pipeline
 
@@ -33,9 +33,11 @@ def class_folders(tmp_path):
     return make_animals(tmp_path / "animals", 4)
 
 
-def test_evaluate_prints_records_draws_and_writes_the_card(succeeds, save_classifier, class_folders):
+def test_evaluate_prints_records_draws_and_writes_the_card(succeeds, save_classifier, class_folders, tmp_path):
+    """Its record is its values and the speed: no protocol, nothing told twice in the card."""
     folder = save_classifier()
-    out = succeeds("evaluate", folder, "--data", class_folders, "--batch-size", 3, "--device", "cpu")
+    given = ("evaluate", folder, "--data", class_folders, "--batch-size", 3, "--device", "cpu")
+    out = succeeds(*given)
     (record,) = Facts.load(folder).records
     assert record.kind == "evaluation"
     assert record.command == "hf-vit evaluate model --data animals --batch-size 3 --device cpu"
@@ -52,6 +54,14 @@ def test_evaluate_prints_records_draws_and_writes_the_card(succeeds, save_classi
     assert f"{record.values['top1']:.2%}" in card
     assert "confusion_matrix.png" in card
     assert str(class_folders.parent) not in card + (folder / "facts.json").read_text()
+    out = succeeds(*given, "--num-images", 7, "--output", tmp_path / "out")
+    assert out.startswith("animals, split test, 7 images\n")
+    document, few = json.loads((tmp_path / "out" / "top1.json").read_text()), Facts.load(folder).records[1]
+    of_classes = {"precision", "recall", "f1", "auc", "thresholds", "num_classes", "per_class"}
+    assert set(few.values) == {"top1", "top5", "loss", "ece", "images_per_second", *of_classes}
+    assert document["values"] | {"images_per_second": few.values["images_per_second"]} == few.values
+    assert few.data.size == document["data"]["size"] == 7
+    assert "## Further measurements" not in (folder / "README.md").read_text()
 
 
 def test_streams_other_splits_and_folders(command, save_classifier, class_folders, tmp_path):
@@ -180,9 +190,7 @@ def test_nothing_is_written_among_the_images(fails, save_classifier, class_folde
 
 
 def _probabilities(images):
-    pixel_values = make_processor()(images=images, return_tensors="pt")["pixel_values"]
-    with torch.no_grad():
-        return make_classifier()(pixel_values).logits.softmax(-1)
+    return logits_of(make_classifier(), images).softmax(-1)
 
 
 def test_predict_answers_as_the_model(succeeds, save_classifier, tmp_path):
@@ -226,9 +234,7 @@ def test_predict_answers_as_the_model(succeeds, save_classifier, tmp_path):
 
 def test_predict_takes_class_folders_and_idx_files_as_the_images_in_them(succeeds, save_classifier, tmp_path, caplog):
     pixels = np.random.RandomState(0).randint(0, 256, (5, 9, 7)).astype(np.uint8)
-    idx = tmp_path / "mnist" / "t10k-images-idx3-ubyte"
-    idx.parent.mkdir()
-    idx.write_bytes(struct.pack(">4I", 0x0803, *pixels.shape) + pixels.tobytes())
+    write_idx(tmp_path / "mnist" / "t10k-images-idx3-ubyte", pixels)
     for row, image in enumerate(pixels):
         (tmp_path / "folders" / str(row % 2)).mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(tmp_path / "folders" / str(row % 2) / f"{row}.png")
@@ -352,6 +358,18 @@ def test_predict_takes_a_model_of_timm(succeeds, tmp_path):
     succeeds("embed", tmp_path / "timm", "--data", tmp_path / "data", *options)
     rows = pandas.read_parquet(next((tmp_path / "out").glob("*.parquet")))
     assert set(rows["label"]) == {name for names in rows["labels"] for name in names} == set(expected)
+
+
+def test_a_multi_label_model_is_warned_of(class_folders, tmp_path):
+    """Its answers to an image need not sum to 1, which the loss of one class an image takes for granted."""
+    folder = tmp_path / "model"
+    model = save_ours(folder)
+    assert "warnings" not in evaluate(folder, class_folders, progress=False).record.values
+    model.config.problem_type = "multi_label_classification"
+    model.save_pretrained(folder)
+    (told,) = evaluate(folder, class_folders, progress=False).record.values["warnings"]
+    assert told.startswith("this is a multi-label model, but loss, calibration error")
+    assert told in (folder / "README.md").read_text()
 
 
 def test_mistakes_carry_the_names_of_their_files(save_classifier, class_folders):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from data.conftest import picture
 from datasets import Dataset
 from dense_heads import batch_for, build
 from PIL import Image
@@ -216,8 +217,7 @@ def test_a_batch_moves_no_boxes(tmp_path):
     processor = DetrImageProcessor(size={"shortest_edge": 32, "longest_edge": 64})
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
-    random = np.random.default_rng(0)
-    images = [Image.fromarray(random.integers(0, 256, (32, width, 3), np.uint8)) for width in (32, 64)]
+    images = [picture(seed, (width, 32)) for seed, width in enumerate((32, 64))]
     files = [tmp_path / f"{image.width}.png" for image in images]
     for file, image in zip(files, images, strict=True):
         image.save(file)
@@ -242,8 +242,7 @@ def test_a_batch_moves_no_pixels():
     processor = Mask2FormerImageProcessor(size={"shortest_edge": 64, "longest_edge": 128})
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=1.0)
-    random = np.random.default_rng(0)
-    images = [Image.fromarray(random.integers(0, 256, (64, width, 3), np.uint8)) for width in (64, 128)]
+    images = [picture(seed, (width, 64)) for seed, width in enumerate((64, 128))]
     alone, together = (predict((model, processor), images, batch_size=count) for count in (1, 2))
     assert len(np.unique(alone[0].mask)) == 2
     for one, two in zip(alone, together, strict=True):

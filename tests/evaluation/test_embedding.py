@@ -1,6 +1,5 @@
 """Embeddings and predictions of a data set, on a disk or in an object store, whatever is killed meanwhile."""
 
-import io
 import json
 import os
 import shutil
@@ -12,15 +11,15 @@ import time
 from functools import partial
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
 import torch
 from comparison import zoo
+from data.conftest import encoded, make_folder, picture
+from evaluation.tiny import choose_features
 from fsspec.implementations.memory import MemoryFileSystem
-from PIL import Image
 from results.test_writing import left_by
 from training.conftest import save_model, write_parquet
 
@@ -48,14 +47,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     """A folder of two classes with 30 and 20 images."""
-    folder = tmp_path_factory.mktemp("images") / "noise"
-    random = np.random.RandomState(0)
-    for name, count in (("a", 30), ("b", 20)):
-        (folder / name).mkdir(parents=True)
-        for index in range(count):
-            pixels = random.randint(0, 256, (9, 11, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{index:02d}.png")
-    return folder
+    return make_folder(tmp_path_factory.mktemp("images") / "noise", {"a": 30, "b": 20})
 
 
 def read(folder, split):
@@ -110,14 +102,8 @@ def test_features_of_layers_by_command(kind, norm, patches, model, images, tmp_p
         with torch.no_grad():
             states = vit(**inputs, output_hidden_states=True).hidden_states[-2:]
             tokens = [(vit.layernorm(state) if norm else state)[0] for state in states]
-        means = [state[1:].mean(dim=0) for state in tokens]
-        expected = {
-            "class": [state[0] for state in tokens],
-            "mean": means,
-            "class+mean": [*(state[0] for state in tokens), means[-1]],
-            "patches": [state[1:] for state in tokens],
-        }[kind]
-        torch.testing.assert_close(torch.tensor(row["embedding"]), torch.cat(expected, dim=-1), atol=1e-5, rtol=1e-5)
+        found, expected = torch.tensor(row["embedding"]), choose_features(tokens, kind)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_predictions_by_command(model, images, tmp_path, succeeds):
@@ -127,7 +113,7 @@ def test_predictions_by_command(model, images, tmp_path, succeeds):
     listed.write_text("\n".join(["photo,kind", *rows]) + "\n")
     columns = ("--image-column", "photo", "--label-column", "kind")
     words = ("embed", model, "--data", listed, *columns, "--output", tmp_path / "out", "--split", "train")
-    assert "38 rows in 1 file and manifest.json" in succeeds(*words, "--predictions", "--top", 3)
+    assert "39 rows in 1 file and manifest.json" in succeeds(*words, "--predictions", "--top", 3)
     table = load_data(str(listed), image_column="photo", label_column="kind").split("train")
     _, logits = forward(model, table)
     best = logits.double().softmax(-1).topk(3)
@@ -145,7 +131,7 @@ def test_two_calls_at_once_do_not_mix(model, images, tmp_path, monkeypatch):
         monkeypatch.undo()
         call = threading.Thread(target=lambda: second.append(outcome(predictions=True)))
         call.start()
-        call.join(3)  # it waits for its turn; without one it is done by now
+        call.join(1)  # it waits for its turn; without one it is done by now
         write(*arguments)
         calls.append(call)
 
@@ -225,21 +211,22 @@ def test_bad_input(model, images, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+BY_SIXTY = dict(rows_per_file=60, batch_size=8)
+
+
 @pytest.fixture(scope="module")
 def whole(model, tmp_path_factory):
     """The digits, embedded without a break."""
-    folder = tmp_path_factory.mktemp("whole") / "out"
-    embed(str(model), "digits", folder, rows_per_file=20, batch_size=8)
-    return folder
+    return embed(str(model), "digits", tmp_path_factory.mktemp("whole") / "out", **BY_SIXTY).folder
 
 
 def go_on(model, whole, folder):
     """The same call after a kill; what was complete is left alone, the rest becomes what it would have been."""
     before = files_of(folder)
     assert 3 <= len(before) < len(files_of(whole))
-    left_by(2**22 + 1, folder / "train-00000-of-00054.parquet").touch()  # no process has so high a number
+    left_by(2**22 + 1, folder / "train-00000-of-00021.parquet").touch()  # no process has so high a number
     stamps = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
-    done = embed(str(model), "digits", folder, rows_per_file=20, batch_size=8)
+    done = embed(str(model), "digits", folder, **BY_SIXTY)
     assert done.done_before == len(before)
     assert files_of(folder) == files_of(whole)
     assert all((folder / name).stat().st_mtime_ns == stamp for name, stamp in stamps.items())
@@ -257,7 +244,7 @@ def wait_for_files(folder, is_alive):
 
 def test_a_killed_run_goes_on_without_duplicates_or_gaps(model, whole, tmp_path, warm):
     folder = tmp_path / "out"
-    job = dict(model=str(model), data="digits", output=str(folder), rows_per_file=20, batch_size=8)
+    job = dict(model=str(model), data="digits", output=str(folder), **BY_SIXTY)
     process = warm.start("hf_vit.evaluation.embedding:embed", tmp_path / "process", **job)
     wait_for_files(folder, lambda: process.wait(0) is None)
     process.kill()
@@ -268,7 +255,7 @@ def test_a_killed_run_goes_on_without_duplicates_or_gaps(model, whole, tmp_path,
 def test_two_killed_processes_leave_nobody_behind(model, whole, tmp_path):
     folder = tmp_path / "out"
     command = [sys.executable, "-m", "hf_vit", "embed", str(model), "--data", "digits", "--output", str(folder)]
-    command += ["--rows-per-file", "20", "--batch-size", "8", "--num-processes", "2", "--no-optimize"]
+    command += ["--rows-per-file", "60", "--batch-size", "8", "--num-processes", "2", "--no-optimize"]
     with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
         wait_for_files(folder, lambda: process.poll() is None)
         children = psutil.Process(process.pid).children(recursive=True)
@@ -281,13 +268,11 @@ def test_two_killed_processes_leave_nobody_behind(model, whole, tmp_path):
 
 def test_a_bad_image_is_named_and_a_damaged_file_too(model, images, tmp_path):
     shutil.copytree(images, tmp_path / "data")
-    buffer = io.BytesIO()
-    Image.new("RGB", (9, 9)).save(buffer, "PNG")
-    (tmp_path / "data" / "a" / "00.png").write_bytes(buffer.getvalue()[:40])
-    with pytest.raises(UserError, match=r"00\.png"):
+    (tmp_path / "data" / "a" / "000.png").write_bytes(encoded(picture(0))[:40])
+    with pytest.raises(UserError, match=r"000\.png"):
         embed(str(model), str(tmp_path / "data"), tmp_path / "out")
     done = embed(str(model), str(tmp_path / "data"), tmp_path / "out", skip_bad_images=True)
-    assert (done.rows, done.skipped) == (49, ["a/00.png"])
+    assert (done.rows, done.skipped) == (49, ["a/000.png"])
     file = tmp_path / "out" / done.files[0]
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(UserError, match="is damaged"):
@@ -351,14 +336,6 @@ def test_a_list_in_another_order_is_no_reason_to_go_on(model, images, tmp_path):
 PLACE = "memory://bucket/embeddings"
 
 
-@pytest.fixture
-def store():
-    """An empty store in this process's memory."""
-    MemoryFileSystem.store.clear()
-    yield fsspec.filesystem("memory")
-    MemoryFileSystem.store.clear()
-
-
 GIVEN = dict(splits=["test"], rows_per_file=50, batch_size=25)
 
 
@@ -367,7 +344,7 @@ def on_disk(model, tmp_path_factory):
     """What is written on a disk."""
     folder = tmp_path_factory.mktemp("whole") / "out"
     embed(str(model), "digits", folder, **GIVEN)
-    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+    return files_of(folder)
 
 
 def objects(store):
@@ -431,7 +408,7 @@ def test_objects_are_the_files_of_a_disk(model, on_disk, store, tmp_path, comman
         code, out, _ = command(*words, "--no-optimize", "--output", place)
         assert (code, place != PLACE or f"manifest.json in {PLACE}" in out) == (0, True)
     assert objects(store) == on_disk
-    assert {path.name: path.read_bytes() for path in (tmp_path / "a b").glob("*.parquet")} == on_disk
+    assert files_of(tmp_path / "a b") == on_disk
 
 
 def test_places_that_cannot_be_written_are_refused_before_any_work(store, monkeypatch):

@@ -1,19 +1,19 @@
 """Features of models of several libraries, beside what those libraries say themselves."""
 
-import json
 import re
 import shutil
 
 import pytest
 import timm
 import torch
-from evaluation.tiny import examine, make_classifier, make_data, make_processor
+from evaluation.tiny import examine, logits_of, make_classifier, make_data, make_processor, pixels_of
 from models.families import FAMILIES, MIXERS, RESNETS
 from timm.models.cait import Cait
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2_cr import SwinTransformerV2Cr
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import Xcit
+from training.conftest import harm, save_model
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -209,9 +209,8 @@ def test_an_examination_streams_features_and_logits():
     """Any batch size, and rows in any choice, give what one plain forward gives."""
     data, model = make_data(), make_classifier()
     images = data.splits["test"]["image"]
-    pixels = make_processor()(images=list(images), return_tensors="pt")["pixel_values"]
     with torch.no_grad():
-        wanted, features = model(pixels).logits, model.vit(pixels).last_hidden_state[:, 0]
+        wanted, features = logits_of(model, images), model.vit(pixels_of(images)).last_hidden_state[:, 0]
     examination = examine(model, data, batch_size=7)
     logits, labels = zip(*examination.iterate_logits("test"), strict=True)
     torch.testing.assert_close(torch.cat(logits), wanted)
@@ -250,21 +249,6 @@ def test_what_an_examination_cannot_do_is_refused(pixels, monkeypatch):
 
 def open_classifier(source, device=None):
     return load_model(source, device, as_classifier=True)
-
-
-def harm(folder, name, change):
-    """Remove a file, cut it in half, change fields of its JSON, or write another content."""
-    path = folder / name
-    if change is None:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    elif change == "half":
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    elif isinstance(change, dict):
-        path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    elif isinstance(change, str):
-        path.write_text(change)
-    else:
-        change().save_pretrained(folder)
 
 
 def bert():
@@ -328,13 +312,11 @@ def test_layers_that_the_config_leaves_out_are_told(save_classifier):
 )
 def test_weights_that_the_config_leaves_out_are_told(fields, changed, unread, tmp_path):
     """transformers ignores them, and the model computes something else."""
-    model = FAMILIES["plain"].build("classification", **fields)
-    model.save_pretrained(tmp_path / "model")
-    make_processor().save_pretrained(tmp_path / "model")
-    harm(tmp_path / "model", CONFIG, changed)
+    folder = save_model(FAMILIES["plain"].build("classification", **fields), tmp_path / "model")
+    harm(folder, CONFIG, changed)
     for load in (load_model, from_hub, lambda folder: finetune(folder, "digits", tmp_path / "out")):
         with pytest.raises(UserError, match=rf"do not fit its config\.json, whose model has no {unread}"):
-            load(tmp_path / "model")
+            load(folder)
 
 
 def test_other_sources_and_devices_are_told(save_classifier, tmp_path):

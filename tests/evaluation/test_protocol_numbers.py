@@ -8,13 +8,22 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from evaluation.tiny import NAMES, examine, make_classifier, make_data, make_images, make_processor, our_subject
+from evaluation.tiny import (
+    NAMES,
+    choose_features,
+    examine,
+    fit_probe,
+    logits_of,
+    make_classifier,
+    make_data,
+    make_images,
+    our_subject,
+    pixels_of,
+)
 from models.families import FAMILIES, RESNETS
 from PIL import Image
 from scipy.special import log_softmax
-from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
-from sklearn.preprocessing import StandardScaler
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification, ViTImageProcessor
@@ -88,8 +97,7 @@ def test_the_temperature_is_the_best_of_a_grid():
 def test_a_temperature_without_mistakes_is_told():
     data = make_data(validation=12, test=12)
     answers = make_classifier()
-    pixels = make_processor()(images=list(data.splits["validation"]["image"]), return_tensors="pt")["pixel_values"]
-    labels = answers(pixels).logits.argmax(-1).tolist()
+    labels = logits_of(answers, data.splits["validation"]["image"]).argmax(-1).tolist()
     right = data.splits["validation"].remove_columns("label").add_column("label", labels)
     splits = data.splits | {"validation": right.cast(data.splits["test"].features)}
     (rows,) = [table.rows for table in calibration(examine(answers, replace(data, splits=splits))).tables("")]
@@ -105,9 +113,7 @@ def test_a_classifier_before_and_after():
     assert result.plain.loss == pytest.approx(whole.loss)
     logits, labels = {}, {}
     for split in ("validation", "test"):
-        pixels = make_processor()(images=list(data.splits[split]["image"]), return_tensors="pt")["pixel_values"]
-        with torch.no_grad():
-            logits[split] = model(pixels).logits.double().numpy()
+        logits[split] = logits_of(model, data.splits[split]["image"]).double().numpy()
         labels[split] = np.array(data.splits[split]["label"])
     assert result.temperature == pytest.approx(fit_temperature(logits["validation"], labels["validation"]), rel=1e-5)
     scaled = log_softmax(logits["test"] / result.temperature, axis=1)
@@ -167,9 +173,8 @@ def test_few_shots_equal_their_parts():
 def features_of(data, split):
     """The class token at every depth and before the head, of a model of two layers."""
     model = make_classifier(num_hidden_layers=2)
-    pixels = make_processor()(images=list(data.splits[split]["image"]), return_tensors="pt")["pixel_values"]
     with torch.no_grad():
-        output = model.vit(pixels, output_hidden_states=True)
+        output = model.vit(pixels_of(data.splits[split]["image"]), output_hidden_states=True)
         embedded, first = output.hidden_states[:2]
         found = [embedded, first, model.vit.layers[1](first), output.last_hidden_state]
     tokens = [hidden[:, 0].numpy() for hidden in found]
@@ -182,12 +187,10 @@ def test_the_probe_equals_scikit_learn_at_every_depth():
     assert result.depths == ["vit.embeddings", "vit.layers.0", "vit.layers.1", "pre_logits"]
     (train, labels), (validation, chosen), (test, truth) = (features_of(data, name) for name in data.splits)
     for depth, (accuracy, strength) in enumerate(zip(result.accuracy, result.strengths, strict=True)):
-        scaler = StandardScaler().fit(train[depth])
-        fits = [LogisticRegression(C=c, max_iter=1000).fit(scaler.transform(train[depth]), labels) for c in (0.1, 10.0)]
-        scores = [fit.score(scaler.transform(validation[depth]), chosen) for fit in fits]
-        best = int(np.argmax(scores))
+        fits = [fit_probe(train[depth], labels, c) for c in (0.1, 10.0)]
+        best = int(np.argmax([fit.score(validation[depth], chosen) for fit in fits]))
         assert strength == (0.1, 10.0)[best]
-        assert accuracy == pytest.approx(fits[best].score(scaler.transform(test[depth]), truth))
+        assert accuracy == pytest.approx(fits[best].score(test[depth], truth))
     assert result.unfinished == 0
     assert result.headline() == {"linear probe accuracy": result.accuracy[-1]}
 
@@ -212,9 +215,7 @@ def chosen_features(subject, data, split, kind, norm):
     with torch.no_grad():
         states = model.vit(pixels, output_hidden_states=True).hidden_states[-2:]
         states = [model.vit.layernorm(state) if norm else state for state in states]
-    parts = {"class": [state[:, 0] for state in states], "mean": [state[:, 1:].mean(1) for state in states]}
-    parts["class+mean"] = [*parts["class"], parts["mean"][-1]]
-    return torch.cat(parts[kind], dim=1).numpy(), np.array(data.splits[split]["label"])
+    return choose_features(states, kind).numpy(), np.array(data.splits[split]["label"])
 
 
 @pytest.mark.parametrize(("kind", "norm"), [("class", True), ("mean", False), ("class+mean", True)])
@@ -228,10 +229,8 @@ def test_probes_read_the_features_that_are_chosen(kind, norm):
     assert run.settings == {"neighbors": [1, 9], "learn_split": "train", "features": kind, "layers": 2, "norm": norm}
     probe = dict(strengths=(1.0,), choose_split=None)
     run = evaluate_protocol("linear-probe", subject, data, **probe, **chosen)
-    scaler = StandardScaler().fit(train)
-    regression = LogisticRegression(C=1.0, max_iter=1000).fit(scaler.transform(train), labels)
     assert run.result.depths == [f"{kind} of 2"]
-    assert run.result.accuracy == pytest.approx([regression.score(scaler.transform(test), truth)])
+    assert run.result.accuracy == pytest.approx([fit_probe(train, labels, 1.0).score(test, truth)])
     run = evaluate_protocol("few-shot", subject, data, shots=(2,), trials=1, **chosen)
     rows = draw_shots(labels, data.label_names, 2, 0).ravel()
     best = direct_scores(train[rows], labels[rows], test, len(data.label_names), 2.0**10).argmax(1)
@@ -320,7 +319,7 @@ def test_accuracy_without_patches_equals_a_plain_loop():
     data, model = make_data(side=8), make_classifier()
     result = patch_drop(examine(model, data, batch_size=8), shares=(0.5, 0, 1), fill="black")
     labels = torch.tensor(data.splits["test"]["label"])
-    values = make_processor()(images=list(data.splits["test"]["image"]), return_tensors="pt")["pixel_values"]
+    values = pixels_of(data.splits["test"]["image"])
     whole = PROTOCOLS["top1"](examine(model, data))
     with torch.no_grad():
         black = int(model(torch.full((1, 3, 8, 8), -1.0)).logits.argmax())
@@ -433,10 +432,14 @@ class Linear(nn.Module):
         return self.head(pixel_values.flatten(1))
 
 
+def of_six_px(model):
+    processor = ViTImageProcessor(size={"height": 6, "width": 6}, image_mean=MEAN, image_std=STD)
+    return LoadedModel(model, lambda images: torch.stack(eval_transform(processor).prepare(images)), "linear")
+
+
 @pytest.fixture
 def linear():
-    processor = ViTImageProcessor(size={"height": 6, "width": 6}, image_mean=MEAN, image_std=STD)
-    return LoadedModel(Linear(), lambda images: torch.stack(eval_transform(processor).prepare(images)), "linear")
+    return of_six_px(Linear())
 
 
 def pixel_weights(model):
@@ -522,9 +525,7 @@ def test_accuracy_under_attack_equals_the_closed_form():
     """Of a linear classifier of two classes, exactly the images whose margin exceeds epsilon ||w||_1 survive."""
     model = type("LinearForImageClassification", (Linear,), {})()  # a name that makes it a classifier with classes
     model.config = type("Config", (), {"id2label": {0: "ant", 1: "bee"}, "num_labels": 2})()
-    processor = ViTImageProcessor(size={"height": 6, "width": 6}, image_mean=MEAN, image_std=STD)
-    subject = LoadedModel(model, lambda images: torch.stack(eval_transform(processor).prepare(images)), "linear")
-    data = make_data(test=60, side=6)
+    subject, data = of_six_px(model), make_data(test=60, side=6)
     two = data.splits["test"].map(
         lambda row: {"image": row["image"].point(lambda value: 60 + value // 2), "label": row["label"] % 2}
     )
@@ -557,10 +558,8 @@ def test_every_family_after_an_ordinary_evaluation(family):
 def test_a_classifier_is_attacked_in_every_precision_however_confident_it_is(dtype, scale):
     """Logits times `scale` change neither what is right nor which pixels matter, but round its probability to 1."""
     data, model = make_data(test=60), make_classifier()
-    pixels = make_processor()(images=list(data.splits["test"]["image"]), return_tensors="pt")["pixel_values"]
-    with torch.no_grad():
-        answers = model(pixels).logits.argmax(dim=1).tolist()
-    columns = {"image": data.splits["test"]["image"], "label": answers}
+    images = data.splits["test"]["image"]
+    columns = {"image": images, "label": logits_of(model, images).argmax(dim=1).tolist()}
     data.splits["test"] = Dataset.from_dict(columns, features=data.splits["test"].features)
     full = robustness(examine(model, data), epsilons=(8.0,), steps=4)
     with torch.no_grad():
@@ -670,7 +669,7 @@ def test_accuracy_equals_a_plain_loop():
     whole = PROTOCOLS["top1"](examine(model, data))
     assert result.clean == whole.top1
     labels = torch.tensor(data.splits["test"]["label"])
-    values = make_processor()(images=list(data.splits["test"]["image"]), return_tensors="pt")["pixel_values"]
+    values = pixels_of(data.splits["test"]["image"])
     for name, found in result.accuracy.items():
         for severity in (1, 5):
             pixels = corrupt_batch(values / 2 + 0.5, name, severity, seed=4)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from evaluation.tiny import make_animals, make_classifier, make_dataset, make_images, make_processor
+from evaluation.tiny import logits_of, make_animals, make_classifier, make_dataset, make_images, make_processor
 from PIL import Image
 
 from hf_vit.data import ImageData
@@ -69,22 +69,6 @@ def test_files_facts_and_card(run, save_classifier, animals, tmp_path, protocol)
     shown = [line.split(" | ")[0].strip("| ") for line in card.splitlines() if "| animals, split test" in line]
     assert protocol != "few-shot" or shown == [f"{shots}-shot accuracy" for shots in (2, 10)]
     assert card.count("| animals, split test") == len(document["headline"]), "of the same measurement the latest"
-
-
-def test_top1_by_the_same_door(run, save_classifier, animals, tmp_path):
-    """Its record is its values and the speed: no protocol, nothing told twice in the card."""
-    folder = save_classifier()
-    out = run(folder, "--data", animals, "--num-images", 7, "--output", tmp_path / "out")
-    assert out.startswith("animals, split test, 7 images\n")
-    document = json.loads((tmp_path / "out" / "top1.json").read_text())
-    (record,) = Facts.load(folder).filter_kind("evaluation")
-    of_classes = {"precision", "recall", "f1", "auc", "thresholds", "num_classes", "per_class"}
-    assert set(record.values) == {"top1", "top5", "loss", "ece", "images_per_second", *of_classes}
-    speed = {"images_per_second": record.values["images_per_second"]}
-    assert document["values"] | speed == record.values
-    assert record.data is not None
-    assert record.data.size == document["data"]["size"] == 7
-    assert "## Further measurements" not in (folder / "README.md").read_text()
 
 
 def test_paths_and_ranges_are_recorded(imagenet, save_classifier, animals, tmp_path):
@@ -175,9 +159,7 @@ ORIGINAL = [0, 2, 1, 1, 0, 2, 1, 2]
 
 def predicted(model, images):
     """The model's classes of every image, the likeliest first."""
-    with torch.no_grad():
-        logits = model(**make_processor()(images, return_tensors="pt")).logits
-    return logits.argsort(dim=-1, descending=True).tolist()
+    return logits_of(model, images).argsort(dim=-1, descending=True).tolist()
 
 
 def judge(protocol, model, data, **options):

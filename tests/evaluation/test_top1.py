@@ -13,7 +13,7 @@ import evaluate as evaluate_library
 import numpy as np
 import pytest
 import torch
-from evaluation.tiny import NAMES, make_classifier, make_dataset, make_images, make_processor, save_ours
+from evaluation.tiny import NAMES, logits_of, make_classifier, make_dataset, make_images, make_processor, save_ours
 from PIL import Image
 from sklearn.metrics import (
     accuracy_score,
@@ -62,10 +62,7 @@ def measure(model, dataset, label_names=NAMES, prepare=None, max_wrong=64, **opt
 
 
 def probabilities_of(model, dataset):
-    """All images at once, without a line of the code under test."""
-    pixel_values = make_processor()(images=list(dataset["image"]), return_tensors="pt")["pixel_values"]
-    with torch.no_grad():
-        return model(pixel_values).logits.double().softmax(-1).numpy()
+    return logits_of(model, dataset["image"]).double().softmax(-1).numpy()
 
 
 @pytest.mark.parametrize("batch_size", [1, 16, 100])
@@ -323,17 +320,6 @@ def test_workers_send_no_whole_images():
         small, wanted = (np.asarray(make_thumbnail(each), dtype=float) for each in (image, whole))
         assert small.shape == wanted.shape
         assert np.abs(small - wanted).mean() < 2
-
-
-def test_a_multi_label_model_is_warned_of(dataset, tmp_path):
-    """Its answers to an image need not sum to 1, which the loss of one class an image takes for granted."""
-    model, data = save_ours(tmp_path), ImageData("noise", "0123456789abcdef", {"test": dataset}, list(NAMES))
-    assert "warnings" not in evaluate(str(tmp_path), data, progress=False).record.values
-    model.config.problem_type = "multi_label_classification"
-    model.save_pretrained(tmp_path)
-    (told,) = evaluate(str(tmp_path), data, progress=False).record.values["warnings"]
-    assert told.startswith("this is a multi-label model, but loss, calibration error")
-    assert told in (tmp_path / "README.md").read_text()
 
 
 def saved(figure, path):

@@ -17,11 +17,9 @@ import numpy as np
 import pytest
 import scipy.io
 import torch
-from evaluation.tiny import make_classifier, make_processor
+from evaluation.tiny import fit_probe, make_classifier, make_processor, pixels_of
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from PIL import Image
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from torchvision.datasets import CIFAR100, DTD, SVHN, Flowers102
 
 from hf_vit.errors import UserError
@@ -448,8 +446,7 @@ def small(monkeypatch):
 
 def features_of(model, images):
     with torch.no_grad():
-        pixels = make_processor()([image.convert("RGB") for image in images], return_tensors="pt")
-        return model.vit(**pixels).last_hidden_state[:, 0].numpy()
+        return model.vit(pixels_of(image.convert("RGB") for image in images)).last_hidden_state[:, 0].numpy()
 
 
 def test_the_probe_learns_from_800_chooses_by_200_and_learns_again_from_all(tmp_path, small):
@@ -463,16 +460,11 @@ def test_the_probe_learns_from_800_chooses_by_200_and_learns_again_from_all(tmp_
             rows = [task.split(split)[row] for row in range(task.num_examples(split))]
             found[split] = features_of(model, [row["image"] for row in rows]), np.array([row["label"] for row in rows])
         assert [len(labels) for _, labels in found.values()] == [20, 10, 30]
-        both = [np.concatenate(each) for each in zip(found["train"], found["validation"], strict=True)]
-
-        def accuracy(learned, judged, strength):
-            scaler = StandardScaler().fit(learned[0])
-            regression = LogisticRegression(C=strength, max_iter=1000).fit(scaler.transform(learned[0]), learned[1])
-            return float((regression.predict(scaler.transform(judged[0])) == judged[1]).mean())
-
-        strength = max((0.01, 0.1, 1.0, 10.0), key=lambda c: accuracy(found["train"], found["validation"], c))
+        train, validation = found["train"], found["validation"]
+        both = [np.concatenate(each) for each in zip(train, validation, strict=True)]
+        strength = max((0.01, 0.1, 1.0, 10.0), key=lambda c: fit_probe(*train, c).score(*validation))
         assert run.result.strengths[name] == strength
-        assert run.result.accuracy[name] == pytest.approx(accuracy(both, found["test"], strength))
+        assert run.result.accuracy[name] == pytest.approx(fit_probe(*both, strength).score(*found["test"]))
     assert run.result.num_images == 60
     assert list(run.result.accuracy) == ["sNORB-Azim", "sNORB-Elev"]
 

@@ -1,6 +1,6 @@
 """A tiny image classifier of transformers, and labelled images to measure it on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,34 @@ def save_ours(folder: Path) -> HfViTForImageClassification:
 
 def make_processor() -> ViTImageProcessor:
     return ViTImageProcessor(size={"height": 8, "width": 8}, do_convert_rgb=True)
+
+
+def pixels_of(images: Iterable[PillowImage.Image]) -> torch.Tensor:
+    """[B, C, H, W] as transformers makes it of all images at once."""
+    return make_processor()(images=list(images), return_tensors="pt")["pixel_values"]
+
+
+@torch.no_grad()
+def logits_of(model: ViTForImageClassification, images: Iterable[PillowImage.Image]) -> torch.Tensor:
+    """All images at once, without a line of the code under test."""
+    return model(pixels_of(images)).logits
+
+
+def choose_features(tokens: Sequence[torch.Tensor], kind: str) -> torch.Tensor:
+    """Of the tokens [.., N, D] of some layers, of which the first is the class token."""
+    classes, patches = [layer[..., 0, :] for layer in tokens], [layer[..., 1:, :] for layer in tokens]
+    means = [layer.mean(dim=-2) for layer in patches]
+    parts = {"class": classes, "mean": means, "class+mean": [*classes, means[-1]], "patches": patches}
+    return torch.cat(parts[kind], dim=-1)
+
+
+def fit_probe(features: np.ndarray, labels: Any, strength: float) -> Any:
+    """Fit scikit-learn's logistic regression of standardized features."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000)).fit(features, labels)
 
 
 def make_data(train: int = 72, validation: int = 24, test: int = 30, side: int = 12) -> ImageData:
