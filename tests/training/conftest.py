@@ -8,7 +8,7 @@ import pytest
 from data.conftest import make_tar
 from PIL import Image
 
-from hf_vit import HfViTConfig
+from hf_vit import HfAxialResNetConfig, HfViTConfig
 from hf_vit.loading.folders import list_checkpoints
 
 COLOURS = {"blue": (40, 40, 230), "green": (40, 200, 40), "red": (230, 40, 40)}
@@ -210,6 +210,11 @@ def harm(folder, name, change):
 def make_tiny_config(**fields):
     sizes = dict(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
     return HfViTConfig(**{**sizes, "intermediate_size": 32, "num_labels": 3, **fields})
+
+
+def make_resnet_config():
+    """Of a model that has batch norms."""
+    return HfAxialResNetConfig(image_size=8, num_labels=3, stage_depths=(1,), stem_width=8)
 
 
 def make_teacher_model(names=tuple(COLOURS), **fields):

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from training.conftest import Images, Rows
+from training.conftest import Images, Rows, make_resnet_config
 from training.conftest import make_tiny_config as tiny_config
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -24,6 +24,7 @@ VARIANTS = {
 }  # fmt: skip
 PRETRAINING = dict(steps=4, evaluations=4, batch_size=16, optimizer="sgd", learning_rate=0.1, **ON_CPU)
 PRETRAINING |= dict(objective="contrastive")
+CONTRASTS = {"contrastive": tiny_config, "contrastive, with batch norms": make_resnet_config}
 STATIC_MASKS = dict(objective="masked-patch", static_masks=True, dropout=0.0, drop_path=0.0)
 
 
@@ -48,7 +49,6 @@ def half_diverged(folder: Path) -> None:
     """A sweep over batch norms, of whose first rate only the second process gets a loss that is no number."""
     from transformers.utils.logging import get_verbosity
 
-    from hf_vit import HfAxialResNetConfig
     from hf_vit.errors import UserError
     from hf_vit.training import HfViTTrainer
     from hf_vit.training import finetune as run
@@ -60,7 +60,7 @@ def half_diverged(folder: Path) -> None:
         loss = learn(self, model, *args, **kwargs)
         return loss * float("nan") if RANK == 1 and model.training and self.args.learning_rate == 0.2 else loss
 
-    config = HfAxialResNetConfig(image_size=8, num_labels=3, stage_depths=(1,), stem_width=8)
+    config = make_resnet_config()
     settings = SETTINGS | dict(steps=2, evaluations=1, micro_batch_size=4, process_timeout=20)
     with patch.object(HfViTTrainer, "compute_loss", explode):
         result = run(
@@ -81,12 +81,11 @@ def predict(folder: Path) -> None:
     """After a training whose batch norms have seen other images in every process."""
     from transformers import TrainingArguments
 
-    from hf_vit import HfAxialResNetConfig, HfAxialResNetForImageClassification
+    from hf_vit import HfAxialResNetForImageClassification
     from hf_vit.training import HfViTTrainer
 
     torch.manual_seed(0)
-    config = HfAxialResNetConfig(image_size=8, num_labels=3, stage_depths=(1,), stem_width=8)
-    model = HfAxialResNetForImageClassification(config)
+    model = HfAxialResNetForImageClassification(make_resnet_config())
     torch.nn.init.normal_(model.classifier.weight)
     settings = dict(max_steps=2, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True)
     arguments = TrainingArguments(str(folder / "predicted"), per_device_train_batch_size=4, **settings)
@@ -140,12 +139,12 @@ def misfits(folder: Path) -> None:
     report(folder, "finished", finetune(folder / "colours", folder / "ddp", 1, resume=True).test.loss)
 
 
-def pretraining(folder: Path, output: Path, **options) -> None:
+def pretraining(folder: Path, output: Path, make_config=tiny_config, **options) -> None:
     """Of contrast the whole batch is the dictionary, over both processes, and what the batch norms see."""
     from hf_vit.training import pretrain
 
     options = PRETRAINING | options
-    result = pretrain(tiny_config(), str(folder / "colours"), output, **options)
+    result = pretrain(make_config(), str(folder / "colours"), output, **options)
     losses = [[entry[name] for entry in result.history if name in entry] for name in ("eval_loss", "loss")]
     report(output.parent, output.name, losses)
 
@@ -172,38 +171,6 @@ def noisy_student(folder: Path, output: Path) -> None:
     )
     settings = SETTINGS | dict(batch_size=8, evaluations=1, steps=3)
     run(tiny_config(), str(folder / "colours"), output, self_training=told, **settings)
-
-
-def sharded(folder: Path) -> None:
-    """FSDP2: torch's fully_shard around every block and the whole; saved whole by the first process."""
-    from torch.distributed import device_mesh
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-    from torch.distributed.fsdp import fully_shard
-
-    from hf_vit import HfViTForImageClassification
-
-    torch.manual_seed(0)
-    model = HfViTForImageClassification(tiny_config())
-    torch.nn.init.normal_(model.classifier.weight, std=0.1)
-    mesh = device_mesh.init_device_mesh("cpu", (2,))
-    for block in model.vit.layers:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    images, labels = torch.load(folder / "batch.pt")
-    own = slice(RANK * 4, RANK * 4 + 4)
-    losses = []
-    for _ in range(3):
-        loss = model(images[own], labels=labels[own]).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    if RANK == 0:
-        model.save_pretrained(folder / "fsdp2", state_dict=whole)
-    parts = {str(parameter.placements) for parameter in model.parameters()}
-    report(folder, "fsdp2", [losses, sorted(parts)])
 
 
 FSDP2 = dict(
@@ -307,11 +274,11 @@ def do_all(place: str) -> None:
         read_lanes(folder, "even", 2, 12)
         read_lanes(folder, "uneven", 2, 30)
         read_lanes(folder, "single", 2, 5)
-        pretraining(folder, folder / "contrastive")
+        for name, make_config in CONTRASTS.items():
+            pretraining(folder, folder / name, make_config)
         noisy_student(folder, folder / "noisy")
         for name in VARIANTS:
             variant(folder, folder / name, name)
-        sharded(folder)
         sharded_training(folder, "SHARDED_STATE_DICT", ["average"])
         try:
             variant(folder, folder / "refused", "sam of parts")

@@ -12,13 +12,10 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from torch import distributed
 from training.conftest import assert_complete, same_weights, untimed_log, write_parquet
 from transformers import AutoImageProcessor, AutoModel, AutoModelForMaskedImageModeling
 
 from hf_vit import (
-    HfAxialResNetConfig,
-    HfAxialResNetModel,
     HfAxialViTConfig,
     HfAxialViTModel,
     HfHybridViTConfig,
@@ -411,53 +408,6 @@ def test_other_families(model_class, config):
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.encoder.parameters())
     patches = model.encoder.embeddings.patch_embeddings
     assert all(p.requires_grad == hasattr(patches, "stem") for p in patches.parameters()), "only a projection is frozen"
-
-
-def axial_learner():
-    """An encoder that has batch norms itself."""
-    torch.manual_seed(0)
-    sizes = dict(image_size=16, stage_depths=(1,), stem_width=8)
-    encoder = HfAxialResNetModel(HfAxialResNetConfig(**sizes))
-    return MomentumContrast(encoder, ContrastiveOptions(**OPTIONS)).double().train()
-
-
-LEARNERS = {"layer": lambda: learner("layer"), "batch": lambda: learner("batch"), "axial": axial_learner}
-
-
-def one_of_two(kind):
-    distributed.init_process_group("gloo")
-    model, rank = LEARNERS[kind](), distributed.get_rank()
-    synchronize_batch_norms(model)
-    loss = model(views(8)[rank * 4 : rank * 4 + 4])["loss"]
-    loss.backward()
-    found = [p.grad for p in model.parameters() if p.grad is not None]
-    for gradient in found:
-        distributed.all_reduce(gradient)
-    mean = loss.detach().clone()
-    distributed.all_reduce(mean)
-    torch.save((mean / 2, [gradient / 2 for gradient in found], model.state_dict()), "result.pt")
-    distributed.barrier()
-    distributed.destroy_process_group()
-
-
-@pytest.mark.slow  # two processes
-@pytest.mark.parametrize("kind", LEARNERS)
-def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path, kind, warm):
-    """Keys are gathered over processes, so that every query sees the whole batch; batch norms see it as well."""
-    assert warm.together("training.test_pretrain:one_of_two", tmp_path, kind=kind) == ""
-    loss, gradients, state = torch.load(tmp_path / "process-0" / "result.pt")
-    model = LEARNERS[kind]()
-    wanted = model(views(8))["loss"]
-    wanted.backward()
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-10)
-    whole = [p.grad for p in model.parameters() if p.grad is not None]
-    assert len(whole) == len(gradients)
-    for given, own in zip(gradients, whole, strict=True):
-        torch.testing.assert_close(given, own, rtol=0, atol=1e-10)
-    for name, value in model.state_dict().items():  # running means and variances among them
-        torch.testing.assert_close(state[name], value, rtol=0, atol=1e-10, msg=name)
-    halves = [LEARNERS[kind]()(views(8)[i : i + 4])["loss"].item() for i in (0, 4)]
-    assert abs(sum(halves) / 2 - wanted.item()) > 1e-3, "without gathering it would be another number"
 
 
 def test_synchronised_batch_norms_keep_names_weights_and_judgement():

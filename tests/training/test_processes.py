@@ -17,10 +17,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from training.conftest import Images, same_weights, write_numbers, write_parquet
-from training.rank_jobs import FSDP2, SETTINGS, STATIC_MASKS, VARIANTS, noisy_student, pretraining, tiny_config, variant
+from training.rank_jobs import (
+    CONTRASTS,
+    FSDP2,
+    SETTINGS,
+    STATIC_MASKS,
+    VARIANTS,
+    noisy_student,
+    pretraining,
+    tiny_config,
+    variant,
+)
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from hf_vit import HfViTForImageClassification, UserError
+from hf_vit import UserError
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate_protocol
 from hf_vit.results.facts import Facts
@@ -62,8 +72,6 @@ def two(pair, warm):
     write_images(folder / "shards", sorted(colours.glob("*/*.png")))
     for name, sizes in SHARDS.items():
         write_numbers(folder / name, sizes)
-    generator = torch.Generator().manual_seed(7)
-    torch.save((torch.randn(8, 3, 8, 8, generator=generator), torch.arange(8) % 3), folder / "batch.pt")
     assert warm.together("training.rank_jobs:do_all", folder / "processes", place=str(folder)) == ""
     return folder, read
 
@@ -174,26 +182,6 @@ def test_different_data_are_refused_in_every_process(pair):
     assert read("finished") == [Facts.load(folder / "ddp").records[1].values["loss"]] * 2
 
 
-@pytest.mark.slow  # two processes train in twelve ways
-def test_sharded_weights_are_those_of_one_process_and_reload(two):
-    folder, read = two
-    torch.manual_seed(0)
-    model = HfViTForImageClassification(tiny_config())
-    torch.nn.init.normal_(model.classifier.weight, std=0.1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    images, labels = torch.load(folder / "batch.pt")
-    for step in range(3):
-        loss = model(images, labels=labels).loss
-        assert loss.item() == pytest.approx(sum(losses[step] for losses, _ in read("fsdp2")) / 2, abs=1e-6)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert all(parts == ["(Shard(dim=0),)"] for _, parts in read("fsdp2"))
-    loaded = AutoModelForImageClassification.from_pretrained(folder / "fsdp2")
-    for (name, ours), theirs in zip(model.named_parameters(), loaded.parameters(), strict=True):
-        torch.testing.assert_close(theirs, ours, atol=2e-6, rtol=0, msg=name)
-
-
 def test_batches_that_processes_cannot_share(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match="the batch size 16 cannot be divided among 3 processes"):
@@ -232,8 +220,8 @@ def one(two, tmp_path_factory):
 
     @functools.cache
     def train(name):
-        if name == "contrastive":
-            pretraining(two[0], folder / name)
+        if name in CONTRASTS:
+            pretraining(two[0], folder / name, CONTRASTS[name])
         else:
             variant(two[0], folder / name, name)
         return load_file(folder / name / "model.safetensors"), json.loads((folder / f"{name}-0.json").read_text())
@@ -261,7 +249,7 @@ def test_a_pre_training_of_two_processes_is_that_of_one(pair, tmp_path):
 
 
 @pytest.mark.slow  # two processes train in twelve ways
-@pytest.mark.parametrize("name", [*VARIANTS, "contrastive"])
+@pytest.mark.parametrize("name", [*VARIANTS, *CONTRASTS])
 def test_whatever_is_chosen_two_processes_train_as_one(two, one, name):
     """Of contrast every process has half of the batch at once; keys and batch norms of the other half count too."""
     assert_same_training(two[0], name, one(name))

@@ -11,11 +11,10 @@ from models import families as tiny
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
-from training.conftest import Images, make_transformers_vit
+from training.conftest import Images, make_resnet_config, make_transformers_vit
 from transformers import AutoModelForImageClassification, PreTrainedConfig, TrainerCallback, TrainingArguments
 
 from hf_vit import (
-    HfAxialResNetConfig,
     HfAxialResNetForImageClassification,
     HfAxialViTConfig,
     HfAxialViTForImageClassification,
@@ -140,8 +139,7 @@ def test_averaging_and_adapter_together_are_refused(make_trainer, tiny_config):
 
 @pytest.mark.parametrize("family", ["plain", "axial_resnet"])  # the second has batch norms
 def test_only_the_head_learns(family, make_trainer, tiny_config):
-    resnet = HfAxialResNetConfig(image_size=8, stage_depths=(1,), stem_width=8, num_labels=3)
-    model = AutoModelForImageClassification.from_config(tiny_config() if family == "plain" else resnet)
+    model = AutoModelForImageClassification.from_config(tiny_config() if family == "plain" else make_resnet_config())
     train_head_only(model)
     before = copy.deepcopy(model.state_dict())
     make_trainer(model, max_steps=3).train()
@@ -361,8 +359,7 @@ def test_both_passes_drop_the_same_and_the_weights_come_back(micro_batches, tmp_
 
 def batch_normed():
     torch.manual_seed(1)
-    config = HfAxialResNetConfig(image_size=8, num_labels=3, stage_depths=(1,), stem_width=8)
-    model = HfAxialResNetForImageClassification(config).train()
+    model = HfAxialResNetForImageClassification(make_resnet_config()).train()
     nn.init.normal_(model.classifier.weight)
     return model
 
