@@ -7,6 +7,7 @@ import re
 import shutil
 import weakref
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -264,13 +265,9 @@ def test_the_same_inputs_give_the_same_bytes(saved, pictures, tmp_path, whole):
 
 def test_an_interrupted_run_goes_on(saved, pictures, tmp_path, monkeypatch):
     """What was finished is neither made again nor changed, and the end is that of a run in one piece."""
-
-    def stop(self):
-        raise KeyboardInterrupt
-
     options = {"only": CHEAP, "settings": SETTINGS, "device": "cpu"}
     with monkeypatch.context() as patch:
-        patch.setattr(ANALYSES["cka"], "measure", stop)
+        patch.setattr(ANALYSES["cka"], "measure", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             analyze(saved, pictures, tmp_path / "out", **options)
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
@@ -291,11 +288,7 @@ def test_an_interrupted_run_goes_on(saved, pictures, tmp_path, monkeypatch):
 
 def test_an_interrupted_write_leaves_no_finished_analysis(saved, pictures, tmp_path, monkeypatch):
     """The JSON is what says "finished": it comes after the pictures."""
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(api, "encode_figure", fail)
+    monkeypatch.setattr(api, "encode_figure", Mock(side_effect=OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         analyze(saved, pictures, tmp_path / "out", only=["cka"], settings=SETTINGS, device="cpu")
     assert list((tmp_path / "out").iterdir()) == []
@@ -489,9 +482,7 @@ def test_mistakes_end_in_one_line(model, pictures, tmp_path, fails, more, messag
 
 
 def test_a_stopped_run_says_how_it_goes_on(model, pictures, tmp_path, command, monkeypatch):
-    def stop(*arguments, **options):
-        raise KeyboardInterrupt
-
+    stop = Mock(side_effect=KeyboardInterrupt)
     with monkeypatch.context() as patched:
         patched.setattr(api, "load_model", stop)
         code, _, said = command(*typed(model, pictures, tmp_path))

@@ -339,10 +339,7 @@ def test_a_stranger_s_facts_push_nothing(tmp_path):
 
 
 def test_ctrl_c_while_options_are_read_ends_in_a_line(command, monkeypatch, tmp_path: Path):
-    def stopped(place: Path) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("hf_vit_cli.command.find_obstacle", stopped)
+    monkeypatch.setattr("hf_vit_cli.command.find_obstacle", Mock(side_effect=KeyboardInterrupt))
     code, out, err = command("export", "model", tmp_path / "out", "--to", "timm")
     assert (code, out, err) == (130, "", "hf-vit: stopped; no incomplete files remain\n")
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from data.conftest import contents, make_folder, make_table, make_tar
@@ -221,25 +222,17 @@ def test_tables_of_predictions(ending, model, folder, stored, store, monkeypatch
         predict(model, "pets/cat", output="memory://bucket/there.txt")
     with pytest.raises(UserError, match="is a URL, not a local path"):
         write_dense_predictions([], "memory://bucket/masks")
-    monkeypatch.setattr(MemoryFileSystem, "put_file", lambda *given, **more: fail("the disk of the store is full"))
+    monkeypatch.setattr(MemoryFileSystem, "put_file", Mock(side_effect=OSError("the disk of the store is full")))
     with pytest.raises(UserError, match=rf"there.{ending} cannot be written \(the disk of the store is full\); check"):
         predict(model, "pets/cat", output=f"memory://bucket/there.{ending}")
     assert store.cat_file(f"bucket/there.{ending}") == here
-
-
-def fail(said):
-    raise OSError(said)
 
 
 def test_a_failing_store_is_no_image_to_pass_over(model, folder, stored, monkeypatch):
     address = stored(folder)
     assert predict(model, [f"{address}/cat/no.png"], skip_bad_images=True)[0].problem is not None
     files = list(list_image_files([f"{address}/cat"]))
-
-    def refuse(self, path, *args, **given):
-        raise PermissionError("Forbidden")
-
-    monkeypatch.setattr(MemoryFileSystem, "_open", refuse)
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
+    for name in ("_open", "cat_file"):
+        monkeypatch.setattr(MemoryFileSystem, name, Mock(side_effect=PermissionError("Forbidden")))
     with pytest.raises(UserError, match=r"cat/000.png cannot be read \(Forbidden\); check the path, your permissions"):
         predict_images(load_model(model), files, skip_bad_images=True)

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import timm
@@ -238,11 +239,7 @@ def test_what_an_examination_cannot_do_is_refused(pixels, monkeypatch):
         with pytest.raises(UserError, match=said):
             act()
     model = make_classifier()
-
-    def fail(*arguments, **keywords):
-        raise MemoryError
-
-    monkeypatch.setattr(model.vit, "forward", fail)
+    monkeypatch.setattr(model.vit, "forward", Mock(side_effect=MemoryError))
     with pytest.raises(UserError, match="out of memory for a batch of 9 images of 8x8 px; choose a smaller batch"):
         examine(model, batch_size=9).features("test")
 

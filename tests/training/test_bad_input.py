@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -194,12 +195,8 @@ def test_disk_that_refuses_a_checkpoint(error, colours, tiny_config, tmp_path, m
 
 def test_disk_that_fills_up_with_the_finished_model(colours, tiny_config, tmp_path, monkeypatch):
     output, settings = tmp_path / "out", dict(steps=1, evaluations=1, batch_size=8)
-
-    def fail(*args, **kwargs):
-        raise FULL[1]
-
     with monkeypatch.context() as patched:
-        patched.setattr("hf_vit.training.run.write_card", fail)
+        patched.setattr("hf_vit.training.run.write_card", Mock(side_effect=FULL[1]))
         with pytest.raises(UserError, match=r"free some space there, then continue with --resume \(the checkpoints"):
             finetune(tiny_config(), str(colours), output, **settings)
     assert [path.name for path in output.iterdir()] == ["checkpoints"]

@@ -313,14 +313,21 @@ EVALUATED = re.compile(
 )
 
 
-def test_a_log_has_a_line_for_every_evaluation(colours, tiny_checkpoint, tmp_path, capsys):
-    result = finetune(str(tiny_checkpoint), str(colours), tmp_path / "out", **QUICK)
+def test_a_log_has_a_line_for_every_evaluation_and_tensorboard_gets_it_into_a_folder_that_stays(
+    colours, tiny_checkpoint, tmp_path, capsys
+):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    result = finetune(str(tiny_checkpoint), str(colours), tmp_path / "out", report_to="tensorboard", **QUICK)
     lines = capsys.readouterr().err.splitlines()
     told = [EVALUATED.fullmatch(line) for line in lines if line.startswith("step ")]
-    evaluated = [entry["step"] for entry in result.history if "eval_accuracy" in entry]
+    evaluated = {entry["step"]: entry["eval_accuracy"] for entry in result.history if "eval_accuracy" in entry}
     assert [match and [int(match[1]), int(match[2])] for match in told] == [[step, result.steps] for step in evaluated]
     with_loss = [int(match[1]) for match in told if ": loss " in match[0]]
-    assert with_loss == [entry["step"] for entry in result.history if "loss" in entry], "what is not logged is not told"
+    logged = [entry["step"] for entry in result.history if "loss" in entry]
+    assert with_loss == logged, "what is not logged is not told"
+    events = accumulator.EventAccumulator(str(tmp_path / "out/runs")).Reload()
+    assert [event.value for event in events.Scalars("eval/accuracy")] == pytest.approx([*evaluated.values()])
+    assert [event.step for event in events.Scalars("train/loss")] == logged
 
 
 def test_between_evaluations_there_is_a_line_a_minute(monkeypatch, tmp_path):
@@ -375,16 +382,6 @@ def test_whom_to_report_to_is_checked_before_any_work(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="trackio; install it with pip install trackio"):
         FinetuneOptions(report_to="trackio")
-
-
-def test_tensorboard_gets_the_log_into_a_folder_that_stays(colours, tiny_checkpoint, tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    result = finetune(str(tiny_checkpoint), str(colours), tmp_path / "out", report_to="tensorboard", **QUICK)
-    events = accumulator.EventAccumulator(str(tmp_path / "out/runs")).Reload()
-    written = [event.value for event in events.Scalars("eval/accuracy")]
-    assert written == pytest.approx([entry["eval_accuracy"] for entry in result.history if "eval_accuracy" in entry])
-    logged = [entry["step"] for entry in result.history if "loss" in entry]
-    assert [event.step for event in events.Scalars("train/loss")] == logged
 
 
 def test_the_learning_curve_shows_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
