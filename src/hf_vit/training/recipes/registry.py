@@ -218,6 +218,7 @@ _add_recipe(
     dict(warmup=5 / 300, min_learning_rate=1e-5, epochs=300, batch_size=1024, repeated_augmentation=3),
     dict(random_erasing=0.25, **_PX_224, **_CROP, **_MIXED),
 )
+_BCE_BIAS = "a new head's bias begins at -log(classes), there near 0"
 # ResNet strikes back: procedure, epochs, rate, decay, smoothing, drop path, side px, RandAugment, mixup, accuracy.
 for _name, _epochs, _rate, _decay, _smoothing, _drop_path, _side, _magnitude, _mixup, _accuracy in (
     ("a1", 600, 5e-3, 0.01, 0.1, 0.05, 224, 7, 0.2, "80.4%"),
@@ -227,7 +228,8 @@ for _name, _epochs, _rate, _decay, _smoothing, _drop_path, _side, _magnitude, _m
     _add_recipe(
         f"rsb-{_name}",
         f"arXiv 2110.00476, table 2, column {_name.upper()}; threshold .2: timm's configurations"
-        + ("" if _name == "a3" else "; three copies of repeated augmentation, as DeiT's code"),
+        + ("" if _name == "a3" else "; three copies of repeated augmentation, as DeiT's code")
+        + f"; {_BCE_BIAS}",
         f"ResNet strikes back, {_name.upper()}: {_accuracy} on ImageNet with a ResNet-50 there",
         dict(optimizer="lamb", learning_rate=_rate, weight_decay=_decay, clip=0.0, loss="bce", bce_threshold=0.2),
         dict(label_smoothing=_smoothing, drop_path=_drop_path, repeated_augmentation=1 if _name == "a3" else 3),
@@ -273,7 +275,7 @@ _add_recipe(
 # DeiT III: LAMB, 3-Augment and color jitter, LayerScale.
 _DEIT_3_SOURCE = (
     "arXiv 2204.07118, section 3 and the command in its code's README_revenge.md (there all layers have the drop "
-    "path's rate)"
+    "path's rate, and LAMB's epsilon is 1e-8, here timm's 1e-6)"
 )
 _DEIT_3: dict[str, Any] = dict(
     **dict(optimizer="lamb", batch_size=2048, clip=1.0, dropout=0.0, min_learning_rate=1e-5),
@@ -284,7 +286,8 @@ _SIMPLE_CROP = dict(random_crop=4, **_PX_224, **_THREE_AUGMENT)
 # apex's FusedLAMB clips at 1, by default. Gradients of a sum over ImageNet's classes are 1,000 times those of the mean.
 _SUM = dict(loss="bce", bce_threshold=0.0, clip=1000.0)
 _SUM_SOURCE = (
-    "targets above 0 become 1: its engine.py; clipped at 1,000, as the loss is a sum over the classes, there a mean"
+    "targets above 0 become 1: its engine.py; clipped at 1,000, as the loss is a sum over the classes, there a mean; "
+    + _BCE_BIAS
 )
 _add_recipe(
     "deit3",
@@ -326,7 +329,8 @@ _VIT5_SOURCE = (
 _VIT5 = dict(dropout=0.0, min_learning_rate=1e-5, drop_path=0.05, average_decay=0.99996) | _PX_224 | _CROP
 _add_recipe(
     "vit5",
-    f"{_VIT5_SOURCE}; {_SUM_SOURCE} (1: the default of apex's FusedLAMB); there all layers have the drop path's rate",
+    f"{_VIT5_SOURCE}; {_SUM_SOURCE} (1: the default of apex's FusedLAMB); there all layers have the drop path's rate, "
+    "and LAMB's epsilon is 1e-8, here timm's 1e-6",
     "ViT-5: ImageNet from scratch",
     _VIT5 | dict(optimizer="lamb", learning_rate=4e-3, weight_decay=0.05, batch_size=2048),
     dict(warmup=5 / 800, epochs=800, repeated_augmentation=3, **_SUM),
