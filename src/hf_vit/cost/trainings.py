@@ -110,7 +110,8 @@ class MeasuredRun:
     """A finished training: the images of all epochs, and its duration including evaluations and checkpoints.
 
     `error` is 1 - top-1 accuracy of the last evaluation after it with the most images, of its data if possible, and not
-    of training images; else None. `training_flops` is 0 for a head on cached features, whose backbone did not run.
+    of training images; else None. `training_flops` is 0 for a head on cached features, whose backbone did not run, and
+    leaves out a teacher, whose size is not recorded.
     """
 
     folder: str
