@@ -52,6 +52,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.test
+	mkdir -p build
 	$(BIN)/hf-vit bench models --compiled --work inference --turns 9 --output build/models_inference.json
 	$(BIN)/hf-vit bench models --compiled --work training --turns 5 --output build/models_training.json
 	$(BIN)/python benchmarks/parity.py

@@ -97,6 +97,7 @@ def block_functions(model: Any, side: int) -> tuple[Callable[[], Any], ...]:
 
 
 def measure_local(report: Script) -> None:
+    threads = report.options.threads
     one_layer: dict[str, Any] = {**SIZES, "num_hidden_layers": 1, "position_embedding": "none"}
     models: dict[str, Any] = {
         name: HfViTModel._from_config(HfViTConfig(**one_layer), attn_implementation=function)
@@ -109,7 +110,7 @@ def measure_local(report: Script) -> None:
         take_turns({name: form[index] for name, form in forms.items()}, report.options.turns) for index in range(3)
     )
     for name in list(models)[1:]:
-        row: dict[str, Any] = {"side": LOCAL_SIDE, "contestant": name}
+        row: dict[str, Any] = {"threads": threads, "side": LOCAL_SIDE, "contestant": name}
         row["block_milliseconds"] = round(1e3 * compute_quartiles(seconds[name]).median, 1)
         row["block_times_as_fast_as_full"] = compute_speed_ratio(seconds, name, "full")
         if name in PATTERNS:
@@ -118,7 +119,8 @@ def measure_local(report: Script) -> None:
         report.record(**row)
     for side in LOCAL_SIDES:
         memory = measure_peak_memory(block_functions(models["local"], side)[0])
-        report.record(side=side, peak_memory_MB=round(memory / 1e6, 1), bytes_a_token=round(memory / side**2))
+        sizes = {"peak_memory_MB": round(memory / 1e6, 1), "bytes_a_token": round(memory / side**2)}
+        report.record(threads=threads, side=side, **sizes)
     report.finish()
 
 

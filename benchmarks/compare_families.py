@@ -34,7 +34,7 @@ import hf_vit
 from hf_vit.comparison import ComparisonSettings, compare
 from hf_vit.data import make_processor
 
-RATES, STEPS = (1e-3, 4e-3), 100
+RATES, STEPS = (1e-3, 4e-3), 1600
 GRAYS, TOKENS_SIDE = 16, 8
 NAMES = [str(digit) for digit in range(10)]
 LABELS: dict[str, Any] = {"id2label": dict(enumerate(NAMES)), "label2id": {name: int(name) for name in NAMES}}
@@ -215,9 +215,9 @@ def compare_models(options: argparse.Namespace, seed: int, folders: dict[str, Pa
 def main() -> None:
     parser = script_options(__doc__, "compare_families.jsonl")
     parser.add_argument("--models", type=Path, default=Path("out/families"), help="where the trained models are kept")
-    parser.add_argument("--seeds", type=int, default=3, help="of weights and order")
+    parser.add_argument("--seeds", type=int, default=2, help="of weights and order")
     parser.add_argument("--steps", type=int, default=STEPS, help="of every training")
-    parser.add_argument("--turns", type=int, default=20, help="in which every model's speed is measured")
+    parser.add_argument("--turns", type=int, default=0, help="in which every model's speed is measured")
     options = parser.parse_args()
     register_small_mixer()
 

@@ -210,7 +210,7 @@ def pretrained_encoder(run: Run, steps: int, rate: float) -> Any:
 
 def main() -> None:
     options = script_options(__doc__, "pretraining.jsonl", runner=True)
-    options.add_argument("--scale", type=float, default=1.0, help="of all numbers of steps (a smoke test)")
+    options.add_argument("--scale", type=float, default=4.0, help="of all numbers of steps")
     arguments = options.parse_args()
     Records(arguments.output).work(list(jobs(arguments.scale)), run_job, arguments.runner, arguments.address)
     print(TABLES["pretraining"](arguments.output))

@@ -29,7 +29,7 @@ from hf_vit.results.figures import make_figure, save_figure
 
 CLASSES = ("disc", "square", "triangle", "cross")
 SEEDS = (0, 1, 2)
-STEPS, BATCH, RATE = 400, 32, 1e-3
+STEPS, EXAMPLE_STEPS, BATCH, RATE = 3200, 400, 32, 1e-3
 EXAMPLES = 500  # training images a class
 LEVEL, CONTRAST = 0.3, 0.35  # a shape against the ground, and its texture's amplitude; an image runs from 0 to 1
 SIZES: dict[str, Any] = {**WIDTHS, "num_channels": 3, "num_labels": len(CLASSES)}
@@ -153,7 +153,7 @@ def write_example(folder: Path) -> None:
     """Save a ViT trained without augmentation, and its cue conflicts as files."""
     from torchvision.transforms.v2.functional import to_pil_image
 
-    model: Any = train("vit", "none", 0, STEPS)
+    model: Any = train("vit", "none", 0, EXAMPLE_STEPS)
     model.config.id2label = dict(enumerate(CLASSES))
     model.config.label2id = {name: label for label, name in enumerate(CLASSES)}
     save_with_processor(model, folder / "model")

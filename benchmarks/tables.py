@@ -877,7 +877,7 @@ def compare_families(record: Rows) -> str:
         lines.append((name, *cells, format_seconds(filter_runs(trainings, family=name))))
     header = "model | rate | parameters | MFLOPs | top-1, % | ECE, % | corrupted, % | FGSM 1, % | FGSM 4, % | CPU s"
     steps = f"{comparisons[0]['date']}, {len(trainings)} trainings, {len(comparisons)} seeds"
-    return markdown(header, lines, f"`compare_families.py --steps 1600 --seeds 2 --turns 0`, {steps}.")
+    return markdown(header, lines, f"`compare_families.py`, {steps}.")
 
 
 @table("shape_texture.jsonl")
@@ -888,7 +888,7 @@ def shape_texture(record: Rows) -> str:
         cells = [mean(runs, name) for name in ("accuracy", "shape_alone", "texture_alone")]
         lines.append((*names, mean(runs, "shape_bias"), other, *cells))
     header = "family | varied by | shape bias, % | neither, % | accuracy, % | shape alone, % | texture alone, %"
-    return markdown(header, lines, f"{describe_runs(record, 'shape_texture.py --steps 3200')}.")
+    return markdown(header, lines, f"{describe_runs(record, 'shape_texture.py')}.")
 
 
 @table("pretraining.jsonl")
@@ -905,7 +905,7 @@ def pretraining(runs: Rows) -> str:
         lines += [(data, readings[kind], start, *cells)] if any(cells) else []
     header = "data |  | start | 20 a class | above scratch | rates | all | above scratch | rates"
     caption = "Test accuracy, %; rates chosen on validation images; ± of differences: half of a 95% interval."
-    return markdown(header, lines, f"{caption} {describe_runs(runs, 'pretraining.py --scale 4')}.")
+    return markdown(header, lines, f"{caption} {describe_runs(runs, 'pretraining.py')}.")
 
 
 @table("distillation.jsonl")

@@ -5,6 +5,7 @@ import importlib.util
 import re
 import runpy
 import shlex
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,6 +75,17 @@ def test_the_skill_lists_the_commands_of_now():
     head = yaml.safe_load(text.split("---\n")[1])
     assert head["name"] == SKILL.parent.name
     assert len(head["description"]) < 1024
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "conversion/README.md", "tests/golden/README.md"])
+def test_pages_for_developers_name_what_exists(page: str):
+    text = (ROOT / page).read_text()
+    paths = re.findall(r"`((?:src|conversion|tests|benchmarks|campaigns)/[\w/.-]+)`", text)
+    assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
+    if page == "CONTRIBUTING.md":
+        files = [path for place in ("src", "conversion", "tests") for path in (ROOT / place).rglob("*.py")]
+        words = set(re.findall(r"\w+", "".join(path.read_text() for path in files)))
+        assert {*re.findall(r"`(\w*_\w+)`", text)} - words == set()
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -156,3 +168,38 @@ def test_every_table_and_every_record_is_used():
     for path in tables.RESULTS.glob("*.json*"):
         script = re.sub(rf"_({'|'.join(tables.PROCESSORS)})$", "", path.stem)
         assert re.search(rf'"{script}[_."]', source) or script in ("compat", "models"), f"no table reads {path.name}"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch):
+    """Return the function that imports a script and sets its arguments."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setattr("torch.set_num_threads", lambda number: None)
+
+    def load(name: str, *arguments: str):
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        return importlib.import_module(name)
+
+    return load
+
+
+@pytest.mark.parametrize("name", ["compare_families", "inductive_bias", "pretraining", "shape_texture"])
+def test_a_script_without_options_has_no_other_settings_than_its_record(name: str, benchmark, monkeypatch):
+    """Or runs of both would be in one row of its table."""
+
+    def list_missing(self, jobs, *_, **__):
+        raise LookupError([job for job, _ in jobs if self.find(job) is None])
+
+    monkeypatch.setattr(benchmark("records").Records, "work", list_missing)
+    with pytest.raises(LookupError) as missing:
+        benchmark(name).main()
+    assert missing.value.args == ([],)
+
+
+def test_rows_of_local_attention_fill_their_table(tmp_path: Path, benchmark, monkeypatch):
+    script = benchmark("attention", "local", "--turns", "1", "--threads", "2", "--output", str(tmp_path / "local.json"))
+    monkeypatch.setattr(script, "LOCAL_SIDE", 8)
+    monkeypatch.setattr(script, "LOCAL_SIDES", (8,))
+    script.main()
+    rows = [line.split(" | ") for line in tables.TABLES["local"](tmp_path / "local.json").splitlines()[2:-2]]
+    assert [row[1:3] for row in rows] == [["2", "8"]] * 5
