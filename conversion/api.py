@@ -148,12 +148,8 @@ class Verification:
 
     def find_worst_checks(self) -> list[ArrayCheck]:
         """Return for each precision the comparison closest to, or furthest beyond, its tolerance."""
-        worst_checks: list[ArrayCheck] = []
-        for precision in PRECISION.values():
-            checks = [check for check in self.checks if check.precision == precision]
-            if checks:
-                worst_checks.append(max(checks, key=lambda check: check.difference / check.tolerance))
-        return worst_checks
+        groups = ([check for check in self.checks if check.precision == name] for name in PRECISION.values())
+        return [max(checks, key=lambda check: check.difference / check.tolerance) for checks in groups if checks]
 
 
 def verify(

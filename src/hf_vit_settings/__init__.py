@@ -181,9 +181,7 @@ class Recipe:
         above=0,
     )
     min_learning_rate: float = _optimization(
-        0.0,
-        "Final learning rate of cosine and warmup_stable_decay; the latter also begins its warm-up with it.",
-        at_least=0,
+        0.0, "Final learning rate of cosine and warmup_stable_decay; the latter also begins with it.", at_least=0
     )
     epochs: float | None = setting(None, "Number of epochs, passes over the training split.", above=0)
     steps: int | None = setting(None, "Number of optimizer steps, in place of --epochs.", above=0)

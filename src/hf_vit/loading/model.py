@@ -289,10 +289,8 @@ def load_model(
         model, processor = cast("tuple[nn.Module, Any]", source)
         model = unwrap_model(model)
         if getattr(getattr(model, "config", None), "model_type", None) == "vit_mae":
-            raise UserError(
-                f"{type(model).__name__} hides patches by chance; save it with its image processor and give its "
-                "folder, whose encoder is converted"
-            )
+            name = type(model).__name__
+            raise UserError(f"{name} hides patches by chance; save it and give its folder, which is converted")
         if inside:
             refuse_optimized(model, "its layers cannot be read")
         return _wrap(model, processor, type(model).__name__)
