@@ -22,10 +22,9 @@ from typing import Any
 
 import torch
 import transformers
-from inductive_bias import SIDE, batches, shift_images, train_steps
-from pretraining import Images, load_images
 from records import Job, PlannedJob, Records, script_options
 from script import vit_sizes
+from small_trainings import SIDE, Images, batches, load_images, train_steps
 from tables import TABLES, group
 from torch import nn
 from torch.nn import functional as F
@@ -34,7 +33,7 @@ import hf_vit
 from hf_vit.comparison import ComparisonSettings, compare
 from hf_vit.data import make_processor
 
-RATES, STEPS = (1e-3, 4e-3), 1600
+RATES, STEPS, SHIFT = (1e-3, 4e-3), 1600, 4
 GRAYS, TOKENS_SIDE = 16, 8
 NAMES = [str(digit) for digit in range(10)]
 LABELS: dict[str, Any] = {"id2label": dict(enumerate(NAMES)), "label2id": {name: int(name) for name in NAMES}}
@@ -117,6 +116,13 @@ def compute_loss(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -
 def compute_logits(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     output = model(images)
     return getattr(output, "logits", output)
+
+
+def shift_images(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return images shifted by up to `SHIFT` px in both directions, with background at the borders."""
+    padded = F.pad(images, (SHIFT,) * 4, value=-1.0)
+    offsets = torch.randint(2 * SHIFT + 1, (len(images), 2), generator=generator)
+    return torch.stack([image[:, y : y + SIDE, x : x + SIDE] for image, (y, x) in zip(padded, offsets, strict=True)])
 
 
 def train(model: nn.Module, digits: Images, rate: float, seed: int, steps: int) -> None:

@@ -20,21 +20,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from inductive_bias import Images, batches, compute_accuracy, subset, train_steps
 from records import Job, Records, script_options
 from script import vit_sizes
+from small_trainings import SIDE, Images, batches, compute_accuracy, load_images, subset, train_steps
 from tables import TABLES
 from torch.nn import functional as F
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForMaskedPatchPrediction, HfViTModel
-from hf_vit.data import load_data
 from hf_vit.evaluation.protocols.probes import Probe
 from hf_vit.training.tasks.momentum_contrast import ContrastiveOptions, MomentumContrast, compute_momentum
 from hf_vit.training.tasks.patch_prediction import NextPatch, RandomMasking
 
-SIDE, PATCHES = 32, 16
+PATCHES = 16
 WIDTHS = vit_sizes(64, 128, image_size=SIDE, patch_size=8, num_hidden_layers=3)
 STEPS, TUNING_STEPS, BATCH, TUNING_BATCH = 200, 200, 64, 32
 # Ways to start: name -> (objective, fields of the configuration).
@@ -59,16 +57,6 @@ class Run:
     data: str
     start: str
     seed: int
-
-
-@functools.cache
-def load_images(name: str) -> Images:
-    data, images, labels = load_data(name, image_size=(SIDE, SIDE)), {}, {}
-    for split, table in data.splits.items():
-        pixels = torch.tensor(np.stack([np.asarray(image.convert("RGB")) for image in table["image"]])).float()
-        images[split] = pixels.permute(0, 3, 1, 2) / 127.5 - 1
-        labels[split] = torch.tensor(table["label"])
-    return Images(images, labels)
 
 
 def vary_images(images: torch.Tensor, generator: torch.Generator, colours: bool = False) -> torch.Tensor:

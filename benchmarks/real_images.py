@@ -37,9 +37,9 @@ from typing import Any
 import numpy as np
 import torch
 from data_scale import predict
-from inductive_bias import subset
 from records import Job, PlannedJob, Records, read, read_plan, script_options
 from script import CPU, count_parameters, move_into_place, vit_sizes
+from small_trainings import subset
 from tables import TABLES, filter_runs, group
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 

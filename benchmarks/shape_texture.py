@@ -5,25 +5,27 @@ with the texture of its class (which is whose turns with the seed), brighter or 
 Training images always agree in shape and texture. Afterwards each model is shown cue conflicts (arXiv 1811.12231: the
 shape of one class with the texture of another), shapes filled with plain gray, and textures that fill the whole image.
 
-ViT, Hybrid and Axial of inductive_bias.py on 4x4 tokens, and three ways to vary the training images: not at all; crops
-of 20 to 100% of the area (which hide the outline); blur and noise (which hide the texture). The learning rate and the
-strengths of texture, blur and noise were set in a few trials with one ViT.
+A ViT, a Hybrid and an Axial, and three ways to vary the training images: not at all; crops of 20 to 100% of the area
+(which hide the outline); blur and noise (which hide the texture). The learning rate and the strengths of texture, blur
+and noise were set in a few trials with one ViT.
 """
 
 import itertools
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from inductive_bias import FAMILIES, SIDE, WIDTHS, mean_and_deviation, train_steps
 from records import Job, Records, read, script_options
-from script import count_parameters, save_with_processor
+from script import count_parameters, save_with_processor, vit_sizes
+from small_trainings import SIDE, train_steps
 from tables import TABLES, group
 from torch.nn import functional as F
 from torchvision.transforms.v2 import RandomResizedCrop
 
+import hf_vit
 from hf_vit.analysis.shape_bias import compute_shape_share, count_decisions
 from hf_vit.results.figures import make_figure, save_figure
 
@@ -32,9 +34,18 @@ SEEDS = (0, 1, 2)
 STEPS, EXAMPLE_STEPS, BATCH, RATE = 3200, 400, 32, 1e-3
 EXAMPLES = 500  # training images a class
 LEVEL, CONTRAST = 0.3, 0.35  # a shape against the ground, and its texture's amplitude; an image runs from 0 to 1
-SIZES: dict[str, Any] = {**WIDTHS, "num_channels": 3, "num_labels": len(CLASSES)}
-# 4x4 tokens each, which makes a run a matter of seconds.
-COARSER: dict[str, Any] = {"vit": {"patch_size": 8}, "hybrid": {"stem_patch_size": 2}, "axial": {"patch_size": 8}}
+SIZES: dict[str, Any] = vit_sizes(
+    64, 128, image_size=SIDE, num_labels=len(CLASSES), pooling="gap", position_embedding="learned"
+)
+# About equal in size, with 4x4 tokens each, which makes a run a matter of seconds. An axial block holds two halves,
+# each the size of a ViT's block; the hybrid's stem is about one.
+FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "vit": (hf_vit.HfViTConfig, hf_vit.HfViTForImageClassification, {"patch_size": 8, "num_hidden_layers": 4}),
+    "hybrid": (hf_vit.HfHybridViTConfig, hf_vit.HfHybridViTForImageClassification,
+               {"stage_depths": (1,), "stem_width": 32, "stem_patch_size": 2, "num_hidden_layers": 3}),
+    "axial": (hf_vit.HfAxialViTConfig, hf_vit.HfAxialViTForImageClassification,
+              {"patch_size": 8, "num_hidden_layers": 2}),
+}  # fmt: skip
 
 
 def is_inside(name: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -101,7 +112,7 @@ VARIATIONS: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] =
 def train(family: str, variation: str, seed: int, steps: int) -> torch.nn.Module:
     config_class, model_class, fields = FAMILIES[family]
     torch.manual_seed(seed)
-    model = model_class(config_class(**{**SIZES, **fields, **COARSER[family]}))
+    model = model_class(config_class(**{**SIZES, **fields}))
     generator = torch.Generator().manual_seed(seed)
     classes = torch.arange(len(CLASSES)).repeat_interleave(EXAMPLES)
     examples = draw_images([(label, label) for label in classes.tolist()], seed, 10)
@@ -178,10 +189,11 @@ def draw_biases(path: Path) -> None:
     axes = figure.add_subplot(grid[1, :])
     for (family, variation), runs in group(read(path), "family", "variation").items():
         column, offset = list(FAMILIES).index(family), list(VARIATIONS).index(variation)
-        (mean, deviation), x = mean_and_deviation(runs, "shape_bias"), column + 0.25 * (offset - 1)
+        x, shares = column + 0.25 * (offset - 1), [line["shape_bias"] for line in runs]
+        deviation = statistics.stdev(shares) if len(shares) > 1 else 0
         label = variation if column == 0 else None
-        axes.bar(x, mean, 0.22, yerr=deviation, capsize=3, color=f"C{offset}", label=label)
-        axes.scatter([x] * len(runs), [line["shape_bias"] for line in runs], s=8, color="black", zorder=3)
+        axes.bar(x, statistics.mean(shares), 0.22, yerr=deviation, capsize=3, color=f"C{offset}", label=label)
+        axes.scatter([x] * len(runs), shares, s=8, color="black", zorder=3)
     axes.set_xticks(range(len(FAMILIES)), list(FAMILIES))
     axes.set(ylabel="share of shape decisions", ylim=(0, 1), title="cue conflicts of the synthetic set")
     axes.legend(title="training images varied by")

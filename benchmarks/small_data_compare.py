@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from data_scale import MODELS, SIDE
-from inductive_bias import subset
 from records import Job, Records, read_plan, script_options
 from script import CPU, move_into_place
+from small_trainings import subset
 from tables import TABLES
 
 from hf_vit.data import load_data

@@ -685,18 +685,6 @@ def mean(runs: Rows, name: str, *form: int) -> str:
     return format_mean((run[name] for run in runs), *form)
 
 
-@table("inductive_bias.jsonl")
-def inductive_bias(record: Rows) -> str:
-    runs = filter_runs(record, kind="data")
-    sizes = sorted({run["examples"] for run in runs})
-    lines = [
-        (family, f"{own[0]['parameters']:,}", *(mean(filter_runs(own, examples=n), "test_accuracy") for n in sizes))
-        for family, own in group(runs, "family").items()
-    ]
-    header = ["family", "parameters", *(f"{size:,} images" for size in sizes)]
-    return markdown(header, lines, f"Test accuracy, %. {describe_runs(runs, 'inductive_bias.py')}.")
-
-
 @table("data_scale.jsonl")
 def data_scale(records: Rows) -> str:
     runs = filter_runs(records, kind="run")
