@@ -138,23 +138,20 @@ def test_what_was_measured_is_told_where_it_cannot_be_kept(
     """Another model takes the folder while the first is measured: it gets no record of the first."""
     folder, evaluated = save_classifier(), registry.evaluate_protocol
 
-    def replaced_meanwhile(*arguments, **options):
-        done = evaluated(*arguments, **options)
-        make_classifier(seed=1).save_pretrained(folder)
-        return done
+    def act_meanwhile(act):
+        def measure(*arguments, **options):
+            done = evaluated(*arguments, **options)
+            act()
+            return done
 
-    monkeypatch.setattr(registry, "evaluate_protocol", replaced_meanwhile)
+        monkeypatch.setattr(registry, "evaluate_protocol", measure)
+
+    act_meanwhile(lambda: make_classifier(seed=1).save_pretrained(folder))
     before = sorted(folder.iterdir())
     words = ("evaluate", folder, "--data", class_folders)
     fails(words, "was replaced during the measurement", "(the results are: top-1 accuracy ")
     assert sorted(folder.iterdir()) == before
-
-    def taken_meanwhile(*arguments, **options):
-        done = evaluated(*arguments, **options)
-        (tmp_path / "out").touch()
-        return done
-
-    monkeypatch.setattr(registry, "evaluate_protocol", taken_meanwhile)
+    act_meanwhile((tmp_path / "out").touch)
     fails((*words, "--output", tmp_path / "out"), "File exists", "(the results are: top-1 accuracy ")
 
 
