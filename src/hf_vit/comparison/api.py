@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,7 +49,7 @@ from hf_vit.loading.model import LoadedModel, load_model, load_models
 from hf_vit.loading.optimizing import copy_optimized, describe_engine, refuse_optimized_result
 from hf_vit.loading.outputs import compute_pre_logits
 from hf_vit.loading.pixels import PixelScale
-from hf_vit.results.documents import list_differing_fields
+from hf_vit.results.documents import list_differing_fields, round_floats
 from hf_vit.results.facts import DataFact, append_record, is_recorded, lock_folder, make_record
 from hf_vit.results.figures import save_figure
 from hf_vit.results.trained_images import note_trained
@@ -523,7 +523,7 @@ def _measure_speed(
         **inputs,
         others_load=round(load, 2),
         quiet=load <= BUSY,
-        rows={name: ModelSpeed.from_speed(speed) for name, speed in speeds.items()},
+        rows={name: ModelSpeed(**round_floats(asdict(speed))) for name, speed in speeds.items()},
     )
     result.write(path)
     report("speed: measured")

@@ -6,7 +6,7 @@ schemas are `ModelResult.model_json_schema()` and `SpeedResult.model_json_schema
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self, cast, final
+from typing import Any, ClassVar, cast, final
 
 from pydantic import BaseModel, Field
 
@@ -14,7 +14,6 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.robustness import list_corruptions
 from hf_vit.results.documents import Document, ModelInput
 from hf_vit.results.facts import DataFact, redact_json
-from hf_vit.speed.measuring import ForwardSpeed, Quartiles
 
 
 @final
@@ -141,16 +140,11 @@ class ModelResult(Document):
 
 @final
 class Spread(BaseModel):
-    """Median and quartiles of a value over the turns."""
+    """Median and quartiles of a value over the turns, to four digits, which is finer than their noise."""
 
     lower: float
     median: float
     upper: float
-
-    @classmethod
-    def from_quartiles(cls, quartiles: Quartiles) -> Self:
-        """Round quartiles to four digits, which is finer than their noise."""
-        return cls(**{name: float(f"{value:.4g}") for name, value in asdict(quartiles).items()})
 
 
 @final
@@ -164,13 +158,6 @@ class ModelSpeed(BaseModel):
     images_per_second: Spread
     times_as_fast: Spread
     peak_memory: int | None
-
-    @classmethod
-    def from_speed(cls, speed: ForwardSpeed) -> Self:
-        """Convert a measured speed to the form of the result file."""
-        images_per_second = Spread.from_quartiles(speed.images_per_second)
-        times_as_fast = Spread.from_quartiles(speed.times_as_fast)
-        return cls(images_per_second=images_per_second, times_as_fast=times_as_fast, peak_memory=speed.peak_memory)
 
 
 @final

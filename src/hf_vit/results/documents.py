@@ -102,7 +102,7 @@ class Measurements:
 
     def add(self, row: Mapping[str, Any], **summary: object) -> None:
         """Append a row and write the file; `summary` holds values that apply to all rows."""
-        self.rows.append(_round_floats(row))
+        self.rows.append(round_floats(row))
         self.write(**summary)
 
     def write(self, **summary: object) -> None:
@@ -112,10 +112,10 @@ class Measurements:
             write_atomically(self.path, json.dumps(redact_values(content), indent=1) + "\n")
 
 
-def _round_floats(value: Any) -> Any:
+def round_floats(value: Any) -> Any:
     """Return a value with floats rounded to four significant digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):
-        return {key: _round_floats(item) for key, item in value.items()}
+        return {key: round_floats(item) for key, item in value.items()}
     return value
