@@ -5,7 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import numpy as np
 import torch
@@ -374,6 +374,12 @@ class DetectionResult(ProtocolResult):
         classes |= {"mask_ap": dict(self.mask_ap_of_class)} if self.mask_ap_of_class else {}
         measures = {name: value for name, value in self.measures.items() if value is not None}
         return {**measures, "objects": self.objects, "classes": classes}
+
+    @classmethod
+    def restore(cls, values: Mapping[str, Any], **others: Any) -> Self:
+        measures = {name: value for name, value in values.items() if isinstance(value, float)}
+        classes = {f"{name}_of_class": precisions for name, precisions in values["classes"].items()}
+        return super().restore({**values, "classes": {}}, measures=measures, **classes, **others)
 
     def headline(self) -> dict[str, float]:
         fractions: dict[str, float] = {}

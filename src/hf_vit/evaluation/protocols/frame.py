@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
 from hf_vit.display import Displayed
 from hf_vit.evaluation.reading import THUMBNAIL_PX
@@ -46,6 +46,12 @@ class ProtocolResult(Displayed, ABC):
         """Return the metrics as numbers, text, lists and dictionaries, for JSON files."""
         names = [field.name for field in fields(cast(Any, self)) if field.name != "num_images"]
         return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def restore(cls, values: Mapping[str, Any], **others: Any) -> Self:
+        """Restore a result, without pictures, from the `values` of its record; `others` are fields it may have."""
+        stored = {**values, **values.get("classes", {}), **others}
+        return cls(**{field.name: stored[field.name] for field in fields(cast(Any, cls)) if field.name in stored})
 
     @abstractmethod
     def headline(self) -> dict[str, float]:

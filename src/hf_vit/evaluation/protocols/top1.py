@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import numpy as np
 import torch
@@ -150,6 +150,12 @@ class ClassificationResult(ProtocolResult):
         values["thresholds"] = list(self.thresholds) or None
         values["per_class"] = self.per_class if len(self.per_class) <= MAX_MATRIX_CLASSES else None
         return {name: value for name, value in values.items() if value is not None}
+
+    @classmethod
+    def restore(cls, values: Mapping[str, Any], **others: Any) -> Self:
+        num_wrong = round((1 - values["top1"]) * others["num_images"])
+        pictured: dict[str, Any] = {"confusion_matrix": None, "num_wrong": num_wrong, "wrong": []}
+        return super().restore({"top5": None, "per_class": {}, **values}, **pictured, **others)
 
     def record(self, protocol: str, settings: dict[str, Any], pictures: list[str]) -> dict[str, Any]:
         """Return the values of a record as in version 0.1: a record without a protocol is of this one."""

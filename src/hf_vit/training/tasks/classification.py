@@ -13,9 +13,7 @@ from transformers import AutoModelForImageClassification, EvalPrediction, PreTra
 from hf_vit.data import ImageCollator, ImageData
 from hf_vit.data.transforms import OwnShapeEvalTransform, OwnShapeTrainTransform, keeps_shapes
 from hf_vit.errors import UserError
-from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, compute_multi_label_metrics
-from hf_vit.evaluation.protocols.top1 import OF_CLASSES, ClassificationResult
-from hf_vit.loading.model import get_label_names
+from hf_vit.evaluation.protocols.multi_label import compute_multi_label_metrics
 from hf_vit.loading.start import build_classifier, build_processor, match_head_rows
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.training.plan import Run, Start, configure_weights
@@ -73,27 +71,6 @@ class ClassifierTask(MeasuredTask):
         else:
             values["chance_accuracy"] = result.chance
         return values
-
-    def restore_test(
-        self, values: dict[str, Any], size: int, seconds: float, model: PreTrainedModel
-    ) -> ClassificationResult | MultiLabelResult:
-        if "top1" not in values:
-            scores = {name: values[name] for name in ("thresholds", "f1_micro", "loss")}
-            return MultiLabelResult(size, **values["classes"], **scores, seconds=seconds)
-        return ClassificationResult(
-            num_images=size,
-            label_names=get_label_names(model),
-            top1=values["top1"],
-            top5=values.get("top5"),
-            loss=values["loss"],
-            ece=values["ece"],
-            per_class=values.get("per_class", {}),
-            confusion_matrix=None,
-            seconds=seconds,
-            num_wrong=round((1 - values["top1"]) * size),
-            wrong=[],
-            **{name: values[name] for name in OF_CLASSES if name in values},
-        )
 
 
 @final

@@ -4,6 +4,7 @@ Legend: B images, H x W px, n objects of an image.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast, final
 from unittest.mock import patch
@@ -28,9 +29,7 @@ from hf_vit.data.transforms import refuse_image_only
 from hf_vit.errors import UserError, get_strict_reason
 from hf_vit.evaluation.protocols.dense import (
     DetectionMeter,
-    DetectionResult,
     SegmentationMeter,
-    SegmentationResult,
     require_metrics,
 )
 from hf_vit.families import DENSE_HEADS, DenseHead, DenseTask
@@ -273,39 +272,22 @@ def _make_processor(kind: DenseHead, source: Source, config: HfBaseConfig) -> An
     return getattr(transformers, kind.processor)(**fields, **steps)
 
 
-# Prediction and truth of one image, on the CPU.
-Judged = tuple[Any, Any]
+# Prediction and truth of one image, for a meter.
+Pair = tuple[Any, Any]
 
 _MEANS_OF_PIXELS = (DENSE_HEADS["linear"].model_type, DENSE_HEADS["upernet"].model_type)
 
 
-class Judge(NamedTuple):
-    """Functions that compute metrics of a validation split, at the size of the model's input.
-
-    Attributes:
-        add: adds the prediction and the truth of an image.
-        answers: (outputs of the model, batch) -> prediction and truth of every image.
-        metrics: returns metrics by name; "score" selects the best checkpoint.
-    """
-
-    add: Callable[[Any, Any], None]
-    answers: Callable[[Any, Mapping[str, Any]], list[Judged]]
-    metrics: Callable[[], dict[str, float]]
-
-
 class DenseTrainer(HfViTTrainer):
-    """An `HfViTTrainer` that uses the loss of the model, and evaluates with a `Judge`.
+    """An `HfViTTrainer` that uses the loss of the model, and evaluates with the meter of a task.
 
     Several processes divide the batches of an evaluation and add all results, so that each of them has the metrics that
-    a single process would have.
-
-    Args:
-        new_judge: returns a `Judge` for an evaluation.
+    a single process would have. Images are measured at the size of the model's input.
     """
 
-    def __init__(self, *args: Any, new_judge: Callable[[], Judge], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, task: "HeadTask", class_names: list[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.new_judge = new_judge
+        self.task, self.class_names = task, class_names
         self.model_accepts_loss_kwargs = False
 
     def compute_loss(
@@ -350,8 +332,8 @@ class DenseTrainer(HfViTTrainer):
         return DataLoader(dataset, batch_sampler=process_batches, collate_fn=self.data_collator)
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Evaluate as transformers does, with the metrics of the judge, and the loss if the model has one."""
-        self._judge = self.new_judge()
+        """Evaluate as transformers does, with the metrics of the task, and the loss if the model has one."""
+        self._meter = self.task.make_meter(len(self.class_names))
         self._losses = list[tuple[float, int]]()
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         images_per_round = self.args.eval_batch_size * self.args.world_size
@@ -361,28 +343,30 @@ class DenseTrainer(HfViTTrainer):
         weight = sum(count for _, count in self._losses)
         loss = {"loss": sum(loss * count for loss, count in self._losses) / weight} if weight else {}
         prefix = kwargs.get("metric_key_prefix", "eval")
-        metrics = self._judge.metrics() | loss
+        values = self._meter.values(self.class_names)
+        scores = {name: values[name] or 0.0 for name in self.task.metrics}  # None without objects
+        metrics = scores | {"score": scores[self.task.metrics[0]]} | loss
         if not math.isfinite(loss.get("loss", 0.0)):
             metrics = dict.fromkeys(metrics, math.nan)  # of maps that are NaN the processors make the first class
         cast(Any, output.metrics).update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Add a batch to the metrics of the judge, and return nothing for transformers' loop to store."""
+        """Add a batch to the meter, and return nothing for transformers' loop to store."""
         network = cast(Any, self.bare_model())
         batch = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = self._run(network, batch)
-            answers = self._judge.answers(outputs, batch)
+            answers = self.task.pair(outputs, batch, self.processing_class)
         count = int(self._count(batch))
         self._gather([] if outputs.loss is None or not count else [(float(outputs.loss), count)], answers)
         return None, None, None
 
-    def _gather(self, losses: list[tuple[float, int]], answers: Sequence[Judged]) -> None:
+    def _gather(self, losses: list[tuple[float, int]], answers: Sequence[Pair]) -> None:
         """Add the losses (with the number of items they are means of) and predictions of all processes."""
         self._losses += gather_object(losses)
         for answer, truth in gather_object(list(answers)):
-            self._judge.add(answer, truth)
+            self._meter.update(answer, truth)
 
 
 def _sum_objects(count: torch.Tensor) -> torch.Tensor:
@@ -404,42 +388,6 @@ _DETECTION_KEYS = ("boxes", "scores", "labels")
 _TRUTH_KEYS = {"boxes": "boxes", "labels": "class_labels", "iscrowd": "iscrowd"}
 
 
-def make_segmentation_judge(processor: Any, names: list[str]) -> Judge:
-    """Make the judge of segmentation, which counts the pixels of every class and computes the mean IoU."""
-    meter = SegmentationMeter(len(names))
-
-    def pair_maps(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
-        sizes = [tuple(image.shape[1:]) for image in batch["pixel_values"]]
-        maps = processor.post_process_semantic_segmentation(outputs, target_sizes=sizes)
-        return [(class_map.cpu(), truth.cpu()) for class_map, truth in zip(maps, batch["labels"], strict=True)]
-
-    def compute_scores() -> dict[str, float]:
-        values = meter.values(names)
-        return {name: values[name] for name in ("mean_iou", "pixel_accuracy")} | {"score": values["mean_iou"]}
-
-    return Judge(meter.update, pair_maps, compute_scores)
-
-
-def make_detection_judge(processor: Any, names: list[str]) -> Judge:
-    """Make the judge of detection, which computes the average precision of boxes."""
-    meter = DetectionMeter()
-
-    def pair_boxes(outputs: Any, batch: Mapping[str, Any]) -> list[Judged]:
-        """Return (detected boxes, annotated boxes) for every image of a batch, on the CPU."""
-        sizes = [tuple(image.shape[1:]) for image in batch["pixel_values"]]
-        predictions = compute_detections(outputs, processor, sizes)
-        boxes = [{name: image[name].cpu() for name in _DETECTION_KEYS} for image in predictions]
-        labels = batch["labels"]
-        truths = [{name: image[key].cpu() for name, key in _TRUTH_KEYS.items() if key in image} for image in labels]
-        return list(zip(boxes, truths, strict=True))
-
-    def compute_scores() -> dict[str, float]:
-        values = meter.values(names)
-        return {"ap": values["ap"] or 0.0, "ap50": values["ap50"] or 0.0, "score": values["ap"] or 0.0}
-
-    return Judge(meter.update, pair_boxes, compute_scores)
-
-
 class HeadTask(MeasuredTask):
     """Abstract: trains a head of `DENSE_HEADS`, by default the task's first, with `width` channels on a backbone."""
 
@@ -448,8 +396,6 @@ class HeadTask(MeasuredTask):
     # Some parameters get no gradient: those of a box head in a batch without objects, the last norm of a BiT always.
     arguments: ClassVar[dict[str, Any]] = {"ddp_find_unused_parameters": True}
     task: ClassVar[DenseTask]  # pyright: ignore[reportIncompatibleVariableOverride] - never None in subclasses
-    # The function that makes the judge of the validation split.
-    judge: ClassVar[Callable[[Any, list[str]], Judge]]
 
     def __init__(self, head: str | None = None, width: int | None = None) -> None:
         heads = [name for name, kind in DENSE_HEADS.items() if kind.task == self.task]
@@ -460,6 +406,14 @@ class HeadTask(MeasuredTask):
         if width is not None and width < 1:
             raise UserError(f"--head-width is {width}, but it must be at least 1 channel; choose a positive number")
         self.auto_class = getattr(transformers, DENSE_HEADS[self.head].auto_class)
+
+    @abstractmethod
+    def make_meter(self, num_classes: int) -> SegmentationMeter | DetectionMeter:
+        """Make the meter of an evaluation."""
+
+    @abstractmethod
+    def pair(self, outputs: Any, batch: Mapping[str, Any], processor: Any) -> list[Pair]:
+        """Return prediction and truth of every image of a batch for the meter, on the CPU."""
 
     def protocol(self, data: ImageData) -> str:
         return self.task
@@ -503,7 +457,7 @@ class HeadTask(MeasuredTask):
         return f"{run.describe()}; {self.task}, head {self.head}"
 
     def prepare_trainer(self, run: Run) -> dict[str, Any]:
-        return {"new_judge": lambda: type(self).judge(run.processor, run.data.label_names), **configure_weights(run)}
+        return {"task": self, "class_names": run.data.label_names, **configure_weights(run)}
 
 
 @final
@@ -514,13 +468,14 @@ class Segmentation(HeadTask):
     target = "mask"
     task = "segmentation"
     metrics = ("mean_iou", "pixel_accuracy")
-    judge = make_segmentation_judge
 
-    def restore_test(
-        self, values: dict[str, Any], size: int, seconds: float, model: PreTrainedModel
-    ) -> SegmentationResult:
-        scores = {name: values[name] for name in ("mean_iou", "pixel_accuracy", "mean_accuracy")}
-        return SegmentationResult(size, **scores, **values["classes"], seconds=seconds)
+    def make_meter(self, num_classes: int) -> SegmentationMeter:
+        return SegmentationMeter(num_classes)
+
+    def pair(self, outputs: Any, batch: Mapping[str, Any], processor: Any) -> list[Pair]:
+        sizes = [tuple(image.shape[1:]) for image in batch["pixel_values"]]
+        maps = processor.post_process_semantic_segmentation(outputs, target_sizes=sizes)
+        return [(class_map.cpu(), truth.cpu()) for class_map, truth in zip(maps, batch["labels"], strict=True)]
 
 
 @final
@@ -531,12 +486,14 @@ class Detection(HeadTask):
     target = "objects"
     task = "detection"
     metrics = ("ap", "ap50")
-    judge = make_detection_judge
 
-    def restore_test(
-        self, values: dict[str, Any], size: int, seconds: float, model: PreTrainedModel
-    ) -> DetectionResult:
-        classes = values["classes"]
-        scores = {name: value for name, value in values.items() if isinstance(value, float)}
-        objects = int(values["objects"])
-        return DetectionResult(size, objects, scores, classes["ap"], classes.get("mask_ap", {}), seconds=seconds)
+    def make_meter(self, num_classes: int) -> DetectionMeter:
+        return DetectionMeter()
+
+    def pair(self, outputs: Any, batch: Mapping[str, Any], processor: Any) -> list[Pair]:
+        sizes = [tuple(image.shape[1:]) for image in batch["pixel_values"]]
+        predictions = compute_detections(outputs, processor, sizes)
+        boxes = [{name: image[name].cpu() for name in _DETECTION_KEYS} for image in predictions]
+        labels = batch["labels"]
+        truths = [{name: image[key].cpu() for name, key in _TRUTH_KEYS.items() if key in image} for image in labels]
+        return list(zip(boxes, truths, strict=True))

@@ -33,7 +33,7 @@ from hf_vit.evaluation.protocols.registry import PROTOCOLS, ProtocolRun
 from hf_vit.evaluation.protocols.top1 import ClassificationResult
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.push import PushResult
-from hf_vit.loading.model import load_model
+from hf_vit.loading.model import get_label_names, load_model
 from hf_vit.loading.pixels import keep_own_sizes
 from hf_vit.results.facts import Facts, Record
 from hf_vit.training.features import bypass_backbone, load_features
@@ -49,6 +49,13 @@ _CLASSIFIER_SETTINGS = (
     *("layer_decay", "average_decay", "sam_rho", "label_smoothing", "head_bias", "mixup_alpha", "cutmix_alpha"),
     "patience",
 )
+# Protocol of a test split -> the class of its result.
+RESULTS: dict[str, type[ClassificationResult | MultiLabelResult | SegmentationResult | DetectionResult]] = {
+    "top1": ClassificationResult,
+    "multi-label": MultiLabelResult,
+    "segmentation": SegmentationResult,
+    "detection": DetectionResult,
+}
 # The defaults of all settings; those given here have none, and every recipe sets them.
 DEFAULTS = Recipe(name="", source="", summary="", learning_rate=1.0, batch_size=1, epochs=1.0).settings()
 
@@ -285,10 +292,6 @@ class MeasuredTask(Task[FinetuneResult]):
     def protocol(self, data: ImageData) -> str:
         """Return the name of the protocol that measures the test split."""
 
-    @abstractmethod
-    def restore_test(self, values: dict[str, Any], size: int, seconds: float, model: PreTrainedModel) -> Any:
-        """Restore the protocol's result, without pictures, from the values of its record for `size` images."""
-
     def make_callbacks(self, run: Run) -> list[TrainerCallback]:
         return [] if run.recipe.patience is None else [Patience(run.recipe.patience)]
 
@@ -322,8 +325,12 @@ class MeasuredTask(Task[FinetuneResult]):
     def recall(self, folder: Path, recipe: Recipe) -> FinetuneResult:
         shared, values, later_records = self.read_shared(folder, recipe, "best_step")
         evaluation = next(record for record in later_records if record.kind == "evaluation")
-        size = (evaluation.data and evaluation.data.size) or 0
-        test = self.restore_test(dict(evaluation.values), size, evaluation.seconds or 0.0, shared["model"])
+        test = RESULTS[str(evaluation.values.get("protocol", "top1"))].restore(
+            evaluation.values,
+            num_images=(evaluation.data and evaluation.data.size) or 0,
+            label_names=get_label_names(shared["model"]),
+            seconds=evaluation.seconds or 0.0,
+        )
         names = (*self.metrics, "loss")
         return FinetuneResult(
             **shared,
