@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,16 @@ def test_a_model_is_no_different_from_itself(model: Path, colours: Path, tmp_pat
     path = model / "preprocessor_config.json"  # which keeps the shapes of images
     path.write_text(json.dumps({**json.loads(path.read_text()), "max_num_patches": 12}))
     assert diff(str(model), str(model), data=str(colours), **QUIET).accuracy == told.accuracy
+
+
+def test_a_class_has_the_same_name_in_every_unicode_form(tmp_path: Path) -> None:
+    names = ("bleuté", "rosé")
+    make_colour_folder(tmp_path / "data" / "test", count=2, colours=dict(zip(names, COLOURS.values(), strict=False)))
+    for form in ("NFC", "NFD"):
+        save_model(tmp_path / form, id2label={row: unicodedata.normalize(form, name) for row, name in enumerate(names)})
+    told = diff(str(tmp_path / "NFC"), str(tmp_path / "NFD"), data=str(tmp_path / "data"), **QUIET)
+    assert told.accuracy is not None
+    assert (told.accuracy.num_images, told.accuracy.num_disagreements) == (4, 0)
 
 
 def test_layers_and_fields_that_differ(model: Path, tmp_path: Path) -> None:

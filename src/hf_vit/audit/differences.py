@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from hf_vit.data import load_data
+from hf_vit.data.labels import normalize_name
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.evaluation.examination import Examination
@@ -157,7 +158,7 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
 
 def _iterate_predictions(examination: Examination) -> "Iterator[tuple[Prediction, str, Image]]":
     """Iterate over (prediction, correct class, image)."""
-    class_names: Sequence[str] = list(map(to_one_line, examination.model_label_names))
+    class_names = [to_one_line(normalize_name(name)) for name in examination.model_label_names]
     for logits, labels, images in examination.iterate_logits_with_images(title=f"evaluating {examination.loaded.name}"):
         probabilities, classes = convert_to_scores(examination.loaded.model, logits).max(dim=-1)
         rows = zip(probabilities.tolist(), classes.tolist(), labels.tolist(), images, strict=True)
