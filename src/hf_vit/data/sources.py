@@ -178,8 +178,8 @@ def _divide_files(files: Iterable[tuple[Path, Parts]]) -> dict[str, list[Path]]:
     unnamed = splits.pop("", [])
     if unnamed and "train" in splits:
         raise UserError(
-            f"'{unnamed[0].name}' names no split, but '{splits['train'][0].name}' beside it does; write train, "
-            "validation or test into the name of every file, or move the others away"
+            f"'{unnamed[0].name}' names no split, but other files name train; write train, validation or test into the "
+            "name of every file or its folder, or move the file away"
         )
     return {"train": unnamed, **splits} if unnamed else splits
 
@@ -276,9 +276,12 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
         paths = [root.joinpath(*parts) for parts in data_files]
         if kind == "idx":
             return _make_idx_source(paths, name, source)
-        if kind == "list" and len({path.parent for path in paths}) < len(paths):
-            names = " and ".join(sorted(path.name for path in paths if path.parent == paths[0].parent))
-            raise UserError(f"'{source}' holds {names} in one folder, which would list images twice; keep one of them")
+        lists = {path.parent: path for path in paths}
+        if kind == "list" and (other := next((path for path in paths if path != lists[path.parent]), None)):
+            names = f"{other.name} and {lists[other.parent].name}"
+            raise UserError(
+                f"'{source}' holds two lists in one folder, {names}; give the path of one, or keep only one"
+            )
         count = 0 if kind == "list" else sum(map(_has_image_name, files))
         note = f"'{name}' is read from its {kind} files, such as {paths[0].name}, not from its {count:,} image files"
         files_by_split = _divide_files(zip(paths, data_files, strict=True))
