@@ -225,8 +225,12 @@ def test_a_quantized_model_is_served_with_its_library_and_goes_no_further(
 
     options = {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())}
     AutoModelForImageClassification.from_pretrained(model_folder, **options).save_pretrained(model_folder)
-    needed = collect(model_folder, "alice/my-vit", scratch=tmp_path, license="mit").files["requirements.txt"].source
-    assert b"\ntorchao\n" in needed
+    config = model_folder / "config.json"
+    saved = config.read_text()
+    for library in ("bitsandbytes", "torchao"):
+        config.write_text(saved.replace('"quant_method": "torchao"', f'"quant_method": "{library}"'))
+        contents = collect(model_folder, "alice/my-vit", scratch=tmp_path / library, license="mit")
+        assert f"\n{library}\n".encode() in b"\n" + contents.files["requirements.txt"].source
     to = ("--output", tmp_path / "out")
     for use, words in (
         ("exported", ("export", model_folder, tmp_path / "out", "--to", "onnx")),
