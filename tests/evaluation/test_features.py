@@ -139,7 +139,7 @@ def test_the_mae_of_transformers_sees_all_patches(pixels, tmp_path):
     with torch.no_grad():
         found = compute_pre_logits(load_model(tmp_path, "cpu").model, pixels)
         torch.testing.assert_close(found, model(pixels, noise=noise).last_hidden_state[:, 0])
-    with pytest.raises(UserError, match=r"ViTMAEModel hides patches by chance; .* which is converted"):
+    with pytest.raises(UserError, match=r"ViTMAEModel shuffles and hides patches; .* which is converted"):
         load_model((model, make_processor()))
 
 

@@ -104,9 +104,7 @@ def test_attention_pooling_that_is_new_is_trained_with_the_head(train, colours, 
     after = train("more", encoder).model.state_dict()
     changed = {name for name, weight in after.items() if (weight - before[name]).abs().max() > 1e-4}
     assert {name.partition("vit.")[2].partition(".")[0] for name in changed} == {"pooler", ""}
-    with pytest.raises(
-        UserError, match=r"needs a frozen backbone, but .* was pre-trained without the attention pooling"
-    ):
+    with pytest.raises(UserError, match=r"needs a frozen backbone, but .* was pre-trained without the pooling layer"):
         train("cached", encoder, cache_features=True)
 
 

@@ -290,7 +290,7 @@ def load_model(
         model = unwrap_model(model)
         if getattr(getattr(model, "config", None), "model_type", None) == "vit_mae":
             name = type(model).__name__
-            raise UserError(f"{name} hides patches by chance; save it and give its folder, which is converted")
+            raise UserError(f"{name} shuffles and hides patches; save it and give its folder, which is converted")
         if inside:
             refuse_optimized(model, "its layers cannot be read")
         return _wrap(model, processor, type(model).__name__)

@@ -358,12 +358,13 @@ def configure_weights(run: Run) -> dict[str, Any]:
         train_last_blocks(run.model, recipe.tuned_blocks)
     elif recipe.tune == "lora":
         settings["adapter"] = LoraAdapter(run.model, recipe.lora_rank, recipe.lora_alpha)
-    if run.source.door == "masked_prediction":  # such checkpoints have no pooling layer, so that its weights are new
-        for weight in (weight for name, weight in run.model.named_parameters() if ".pooler." in name):
+    poolers = [weight for name, weight in run.model.named_parameters() if ".pooler." in name]
+    if poolers and run.source.door == "masked_prediction":  # such checkpoints have none, so that these are new
+        if run.options.cache_features:
+            raise UserError(
+                f"--cache-features needs a frozen backbone, but {run.source.name} was pre-trained without the pooling "
+                "layer of its config, which is trained with the head; leave --cache-features out"
+            )
+        for weight in poolers:
             weight.requires_grad_(True)
-            if run.options.cache_features:
-                raise UserError(
-                    f"--cache-features needs a frozen backbone, but {run.source.name} was pre-trained without the "
-                    "attention pooling of its config, which is trained with the head; leave --cache-features out"
-                )
     return settings

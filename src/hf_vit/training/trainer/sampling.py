@@ -108,7 +108,7 @@ class EpochBatches(BatchSampler):
         return complete if self.drop_last or not remaining else complete + 1
 
     def __iter__(self) -> Iterator[list[Any]]:
-        # torch's loader draws once an epoch from the model's generator, but only in the first with persistent workers.
+        # Without a generator of its own, torch's loader would draw this number, but only once with persistent workers.
         torch.empty((), dtype=torch.int64).random_()
         keys = list(self.keys)
         images_per_round = self.batch_size * self.world_size
