@@ -350,7 +350,7 @@ def test_images_are_prepared_as_by_hand(saved, data):
 @pytest.mark.parametrize("kind", ["bit", "coatnet"])
 def test_fgsm_as_by_hand(kind, saved, data):
     """In the model's own units: a step of epsilon / std, cut where a pixel would leave black and white."""
-    subject, result = measured(saved, data, kind)
+    subject, result = measured(saved, data, kind, epsilons=(8.0, 8.0))  # as an option that is given twice
     reference, truth = library_model(saved, kind), torch.tensor(data.split("test")["label"])
     values = subject.prepare(data.split("test")["image"]).requires_grad_()
     torch.nn.functional.cross_entropy(answers(reference, values), truth, reduction="sum").backward()

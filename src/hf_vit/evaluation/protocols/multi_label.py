@@ -106,8 +106,7 @@ def compute_multi_label_metrics(
     """Compute the metrics of logits [n, K] for n images and K classes whose presence is `truth`, [n, K]."""
     from sklearn.metrics import average_precision_score, f1_score
 
-    limit_array = np.asarray([thresholds[name] for name in names])
-    is_predicted = expit(logits) >= limit_array
+    is_predicted = expit(logits) >= np.asarray([thresholds[name] for name in names])
     counts = truth.sum(axis=0)
     present = np.flatnonzero(counts)
     if not present.size:

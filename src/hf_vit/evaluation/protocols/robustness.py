@@ -94,15 +94,16 @@ def measure_variants(
     `make_variants` takes pixel values [B, C, H, W] and the model's classes [B] of a batch; `title` is that of the
     progress bar.
     """
-    hits = Counter[Any]()
+    hits, counts = Counter[Any](), Counter[Any]()  # a variant may come twice
     images = 0
     for values, labels in examination.iterate_pixels(title):
         for name, variant in make_variants(values, labels):
             with torch.inference_mode():
                 predictions = compute_logits(examination.loaded.model, variant).argmax(dim=1)
             hits[name] += int((predictions == labels).sum())
+            counts[name] += len(labels)
         images += len(labels)
-    return images, {name: count / images for name, count in hits.items()}
+    return images, {name: hits[name] / count for name, count in counts.items()}
 
 
 @final
