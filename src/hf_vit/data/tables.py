@@ -14,7 +14,7 @@ import numpy as np
 from hf_vit.data.annotations import LABELED, Target, encode_mask, summarize_mask, summarize_objects
 from hf_vit.data.files import FileNames
 from hf_vit.data.images import ImageScan, describe_image_problem
-from hf_vit.data.labels import normalize_label, normalize_name, summarize_names
+from hf_vit.data.labels import list_column, normalize_label, normalize_name, summarize_names
 from hf_vit.data.pixels import encode_images
 from hf_vit.data.reading import NamedColumns, RawTables, make_image_table, refuse_foreign_images
 from hf_vit.data.sources import DataSource
@@ -373,11 +373,10 @@ def _read_objects(opened: RawTables, name: str, selection: NamedColumns) -> Obje
     column, fields = _find_objects_column(features, name, selection)
     image = selection.image or _find_column(_IMAGES, features, name, "--image-column")
     splits, notes = _select_annotated(opened, column, name)
-    undecoded_objects = _undecode_feature(features[column])
-    columns = {
-        split: table.select_columns([column]).cast_column(column, undecoded_objects) for split, table in splits.items()
+    raw = {
+        split: [_read_objects_of_row(row, fields) for row in list_column(table, column)]  # masks stay undecoded
+        for split, table in splits.items()
     }
-    raw = {split: [_read_objects_of_row(row, fields) for row in table[column]] for split, table in columns.items()}
     names = getattr(fields["category"][1], "names", None)
     used_categories = _list_categories(raw, name)
     categories: list[Any] = used_categories if names is None else list(range(len(names)))
@@ -413,19 +412,6 @@ def _select_annotated(opened: RawTables, column: str, name: str) -> "tuple[dict[
 def extract_column(table: "Dataset", column: str, name: str) -> "Dataset":
     """Return a table with this column alone, under another name."""
     return table.select_columns([column]).rename_columns({} if column == name else {column: name})
-
-
-def _undecode_feature(feature: Any) -> Any:
-    """Return the type of a column with its images undecoded."""
-    from datasets import Image, List
-
-    if isinstance(feature, Image):
-        return Image(decode=False)
-    if isinstance(feature, List):
-        return List(_undecode_feature(feature.feature), length=feature.length)
-    if isinstance(feature, Mapping):
-        return {key: _undecode_feature(value) for key, value in feature.items()}
-    return feature
 
 
 def _read_objects_of_row(objects: Any, fields: Mapping[str, tuple[str, Any]]) -> RawObjects | str:
