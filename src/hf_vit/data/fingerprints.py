@@ -1,18 +1,15 @@
 """Fingerprints of data: hashes of images, classes and splits, or of files; and notes on changed and duplicate files."""
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hf_vit.data.images import ImageScan, hash_image, shorten_path
+from hf_vit.data.images import ImageScan, shorten_path
 from hf_vit.data.labels import list_column
 from hf_vit.data.sources import DataSource
 from hf_vit.errors import UserError
@@ -67,15 +64,6 @@ def list_file_states(source: DataSource, contents: bool = True) -> dict[str, str
     return {name: " ".join(sorted(texts)) for name, texts in states.items()}
 
 
-def hash_images(table: "Dataset") -> list[str]:
-    """Return the SHA-256 of every image of an undecoded table, of an unreadable one that of no bytes."""
-    stored_images = list(table["image"])
-    if all(image["bytes"] is not None for image in stored_images):
-        return [hash_image(image, "")[0].digest for image in stored_images]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return [scan.digest for scan, _ in pool.map(partial(hash_image, default_name=""), stored_images)]
-
-
 class ChangedImageError(UserError):
     """An image differs from the one that was scanned."""
 
@@ -122,40 +110,32 @@ def note_duplicates(
     counts = Counter(image.digest for images in scans.values() for image in images)
     if len(counts) == counts.total():
         return []
-    copies_by_content: dict[str, list[_Copy]] = {}  # SHA-256 -> images
+    copies_by_content: dict[str, list[tuple[str, str, str]]] = {}  # SHA-256 -> (name, label, split) of every copy
     for split, images in scans.items():
         for image, label in zip(images, describe_labels(splits[split], images, label_names), strict=True):
             if counts[image.digest] > 1:
-                copies_by_content.setdefault(image.digest, []).append(_Copy(shorten_path(image.name), label, split))
-    duplicates = list(copies_by_content.values())
-    repeated = [repeats for repeats in map(_list_repeated, duplicates) if repeats]
-    mislabeled = [copies for copies in duplicates if len({copy.label for copy in copies}) > 1]
-    leaked = [copies for copies in duplicates if len({copy.split for copy in copies}) > 1]
+                copies_by_content.setdefault(image.digest, []).append((shorten_path(image.name), label, split))
     kind = "classes" if all("label" in table.column_names for table in splits.values()) else "annotations"
-    findings = (
-        (repeated, "in one split"),
-        (mislabeled, f"with different {kind}"),
-        (leaked, "in several splits, so results are too good"),
-    )
-    return [_describe_finding(images, situation) for images, situation in findings if images]
+    names_by_situation: dict[str, list[Sequence[str]]] = {
+        "in one split": [],
+        f"with different {kind}": [],
+        "in several splits, so results are too good": [],
+    }
+    repeated, mislabeled, leaked = names_by_situation.values()
+    for copies in copies_by_content.values():
+        names, labels, splits_of_copies = zip(*copies, strict=True)
+        images_of_split = Counter(splits_of_copies)
+        if len(names) > len(images_of_split):
+            repeated.append([name for name, _, split in copies if images_of_split[split] > 1])
+        if len(set(labels)) > 1:
+            mislabeled.append(names)
+        if len(images_of_split) > 1:
+            leaked.append(names)
+    return [_describe_duplicates(images, situation) for situation, images in names_by_situation.items() if images]
 
 
-class _Copy(NamedTuple):
-    """One of several images with equal content."""
-
-    name: str
-    label: str
-    split: str
-
-
-def _list_repeated(copies: list[_Copy]) -> list[_Copy]:
-    """Return the copies of an image in those splits that have several of them."""
-    counts = Counter(copy.split for copy in copies)
-    return [copy for copy in copies if counts[copy.split] > 1]
-
-
-def _describe_finding(images: list[list[_Copy]], situation: str) -> str:
-    """Return a note such as "2 duplicate images in one split: a.png = b.png, ..."."""
+def _describe_duplicates(images: Sequence[Sequence[str]], situation: str) -> str:
+    """Return a note such as "2 duplicate images in one split: a.png = b.png, ..."; an image has several names."""
     count = "1 duplicate image" if len(images) == 1 else f"{len(images)} duplicate images"
     more = ", ..." if len(images) > 1 or len(images[0]) > 2 else ""
-    return f"{count} {situation}: {' = '.join(copy.name for copy in images[0][:2])}{more}"
+    return f"{count} {situation}: {' = '.join(images[0][:2])}{more}"

@@ -15,7 +15,6 @@ from hf_vit.data.annotations import Target
 from hf_vit.data.builtin import SPLIT_NUMBERS, digits, photos
 from hf_vit.data.fingerprints import (
     hash_content,
-    hash_images,
     hash_states,
     hash_text,
     list_file_states,
@@ -204,8 +203,10 @@ class UnlabeledImages:
     def without(self, digests: Collection[str]) -> "UnlabeledImages":
         """Return the images whose SHA-256 is not among the digests."""
         rows = [row for row, image in enumerate(self.seen) if image.digest not in digests]
-        if len(rows) == len(self.seen):
-            return self
+        return self if len(rows) == len(self.seen) else self.select(rows)
+
+    def select(self, rows: Sequence[int]) -> "UnlabeledImages":
+        """Return the images of these rows; the others count as left out."""
         left_out = self.left_out + len(self.seen) - len(rows)
         return UnlabeledImages(self.name, self.table.select(rows), [self.seen[row] for row in rows], left_out)
 
@@ -443,7 +444,7 @@ def _set_splits(data: ImageData, splits: "dict[str, Dataset]", missing: Sequence
         return
     train = splits["train"]
     scans = data.seen.get("train")
-    digests = hash_images(train) if scans is None else [image.digest for image in scans]
+    digests = [image.digest for image in scans or scan_images(train, "train", depth="hash")]
     if data.target == "label":
         rows_by_split, notes = cut_rows(digests, list_column(train, "label"), data.label_names, data.cut, seed=seed)
     else:  # images with masks or objects are cut as if they had one class

@@ -264,9 +264,7 @@ class NoisyStudent(SelfTraining):
                 f"{minimum:g}; lower --confidence, or train a better teacher"
             )
         self._probabilities = probabilities[rows]
-        scans = [images.seen[row] for row in rows]
-        left_out = images.left_out + len(images.seen) - len(rows)
-        return UnlabeledImages(images.name, images.table.select(rows), scans, left_out)
+        return images.select(rows)
 
     def list_rows(self, run: Run) -> list[int]:
         confidence, classes = self._probabilities.max(dim=1)
