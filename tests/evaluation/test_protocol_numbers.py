@@ -32,7 +32,7 @@ from hf_vit.data import eval_transform
 from hf_vit.errors import UserError
 from hf_vit.evaluation import PROTOCOLS, evaluate_protocol
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums, calibration, fit_temperature
-from hf_vit.evaluation.protocols.probes import FewShotRegression, draw_shots, few_shot, linear_probe, nearest_neighbors
+from hf_vit.evaluation.protocols.probes import draw_shots, few_shot, linear_probe, nearest_neighbors, score_few_shots
 from hf_vit.evaluation.protocols.robustness import (
     CORRUPTIONS,
     choose_patch_size,
@@ -141,7 +141,7 @@ def test_the_regression_equals_a_direct_solve(images, l2):
     train, test = generator.normal(3, 5, (images, 32)), generator.normal(3, 5, (50, 32))
     labels = generator.integers(0, 4, images)
     train[:, 5] = test[:, 5] = 7  # a feature that never changes does no harm
-    found = FewShotRegression.fit(train, labels, 4, l2).scores(test)
+    found = score_few_shots(train, labels, 4, test, l2)
     np.testing.assert_allclose(found, direct_scores(train, labels, test, 4, l2), rtol=0, atol=1e-8)
 
 

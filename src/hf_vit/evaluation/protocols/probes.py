@@ -207,41 +207,25 @@ def nearest_neighbors(
     return NeighborsResult(len(truth), sizes, plain, weighted)
 
 
-@final
-@dataclass(frozen=True)
-class FewShotRegression:
-    """A ridge regression onto {-1, 1}^K: mean and std of the features, [D], and weights [D + 1, K]."""
+def score_few_shots(
+    features: NDArray[np.floating[Any]],
+    labels: NDArray[np.int64],
+    num_classes: int,
+    test_features: NDArray[np.floating[Any]],
+    l2: float = L2,
+) -> NDArray[np.float64]:
+    """Return the scores [m, K] of m test images: a ridge regression of features [n, D] onto {-1, 1}^K, in float64."""
+    from sklearn.linear_model import Ridge
 
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
-    weights: NDArray[np.float64]
+    rows, test_rows = (np.asarray(values, dtype=np.float64) for values in (features, test_features))
+    mean, std = rows.mean(axis=0), rows.std(axis=0) + _STD_OFFSET
 
-    @classmethod
-    def fit(
-        cls, features: NDArray[np.floating[Any]], labels: NDArray[np.int64], num_classes: int, l2: float = L2
-    ) -> "FewShotRegression":
-        """Fit features [n, D] and labels [n] in float64, with min(D + 1, n) unknowns."""
-        from scipy.linalg import solve
+    def make_design(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.concatenate([(rows - mean) / std, np.full((len(rows), 1), BIAS)], axis=1)
 
-        rows = np.asarray(features, dtype=np.float64)
-        mean, std = rows.mean(axis=0), rows.std(axis=0) + _STD_OFFSET
-        design = _make_design(rows, mean, std)
-        targets = 2.0 * np.eye(num_classes)[labels] - 1.0
-        samples, size = design.shape
-        if samples >= size:  # both systems have the same solution; the smaller one is solved
-            weights = solve(design.T @ design + l2 * np.eye(size), design.T @ targets, assume_a="pos")
-        else:
-            weights = design.T @ solve(design @ design.T + l2 * np.eye(samples), targets, assume_a="pos")
-        return cls(mean, std, weights)
-
-    def scores(self, features: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-        """Return the scores of features [n, D] for all classes, [n, K]."""
-        return _make_design(np.asarray(features, dtype=np.float64), self.mean, self.std) @ self.weights
-
-
-def _make_design(rows: NDArray[np.float64], mean: NDArray[np.float64], std: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the design matrix [n, D + 1]: standardized features and the constant feature."""
-    return np.concatenate([(rows - mean) / std, np.full((len(rows), 1), BIAS)], axis=1)
+    # In closed form with min(D + 1, n) unknowns.
+    ridge: Any = Ridge(alpha=l2, fit_intercept=False, solver="cholesky")
+    return ridge.fit(make_design(rows), 2.0 * np.eye(num_classes)[labels] - 1.0).predict(make_design(test_rows))
 
 
 @final
@@ -308,7 +292,7 @@ def few_shot(
 
     def accuracy(drawn_rows: NDArray[np.int64]) -> float:
         train_features = features[np.searchsorted(rows, drawn_rows)]
-        scores = FewShotRegression.fit(train_features, labels[drawn_rows], len(names), l2).scores(test_features)
+        scores = score_few_shots(train_features, labels[drawn_rows], len(names), test_features, l2)
         return float((scores.argmax(axis=1) == truth).mean())
 
     accuracies = [[accuracy(drawn[:, :size].ravel()) for drawn in draws] for size in sizes]
