@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import datasets
 import numpy as np
@@ -117,10 +117,8 @@ class Examination:
 
     def list_digests(self) -> list[str]:
         """Return the SHA-256 of the evaluated images; [] for streams, whose images are not scanned."""
-        scans = self.data.seen.get(self.split, [])
-        rows = self._draw_rows() if scans else None
-        evaluated_scans = scans if rows is None else [scans[row] for row in rows]
-        return [scan.digest for scan in evaluated_scans]
+        scans = self.data.seen.get(self.split)
+        return [scans[row].digest for row in self.list_rows()] if scans else []
 
     def iterate_pixels(self, title: str = "evaluating") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Iterate over (pixel values [B, C, H, W], the model's classes [B]) of the evaluated images.
@@ -146,10 +144,12 @@ class Examination:
         batches = self.iterate(self._collate(), rows=rows, compute=_compute_logits)
         return ((logits, labels) for logits, labels, _ in batches)
 
-    def list_rows(self) -> list[int]:
-        """Return the rows of the evaluated images, ascending."""
-        rows = self._draw_rows()
-        return list(range(len(self.labels(self.split)))) if rows is None else rows
+    def list_rows(self) -> Sequence[int]:
+        """Return the rows of the evaluated images of a table, ascending."""
+        total = len(cast(datasets.Dataset, self.data.split(self.split)))
+        if self.num_images is None or self.num_images >= total:
+            return range(total)
+        return sorted(np.random.default_rng(self.seed).permutation(total)[: self.num_images].tolist())
 
     def list_file_names(self) -> list[str]:
         """Return the file name of every image of the evaluated split; raise UserError if images are not files."""
@@ -164,8 +164,7 @@ class Examination:
         table = self.data.split(self.split)
         if not isinstance(table, datasets.Dataset):
             return None
-        rows = self._draw_rows()
-        path = undecode_images(table)[index if rows is None else rows[index]]["image"]["path"]
+        path = undecode_images(table)[self.list_rows()[index]]["image"]["path"]
         return None if path is None else Path(path).name
 
     def labels(self, split: str) -> NDArray[np.int64]:
@@ -205,13 +204,6 @@ class Examination:
             classes.append(labels.numpy())
         return {name: np.concatenate(values) for name, values in parts.items()}, np.concatenate(classes)
 
-    def _draw_rows(self) -> list[int] | None:
-        """Draw the rows of the evaluated images, ascending; None for all rows."""
-        table: Any = self.data.split(self.split)
-        if self.num_images is None or not hasattr(table, "__len__") or self.num_images >= len(table):
-            return None
-        return sorted(np.random.default_rng(self.seed).permutation(len(table))[: self.num_images].tolist())
-
     def _collate(self, classes: Sequence[int] | None = None) -> Collate:
         mapping = range(len(self.data.label_names)) if classes is None else classes  # of the data, without a head
         return Collate(self.loaded.prepare, mapping, self.data.multi_label, self.draft_side)
@@ -239,10 +231,11 @@ class Examination:
         split = split or self.split
         table = undecode_images(self.data.split(split))
         is_stream = not hasattr(table, "__len__")
-        if rows is None and split == self.split:
-            rows = self._draw_rows()
-            if self.num_images is not None and is_stream:
+        if rows is None and split == self.split and self.num_images is not None:
+            if is_stream:
                 table = table.take(self.num_images)
+            else:
+                rows = self.list_rows()
         if rows is not None:
             table = table.select(rows)
         if self.remote is not None and compute is not None:
