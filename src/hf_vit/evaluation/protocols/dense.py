@@ -2,9 +2,9 @@
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import numpy as np
@@ -198,19 +198,17 @@ def draw_worst(worst: Sequence[WorstImage], measure: str) -> "Figure | None":
 _ANNOTATIONS = {"mask": "masks", "objects": "boxes"}
 
 
-class DenseRows(Collate, ABC):
-    """Base class that collates rows to pixel values [B, C, H, W], the truth of every image, and the images."""
+# Reads the annotation of a row and its image, given the model's class for every class of the data.
+ReadTruth = Callable[[Mapping[str, Any], "Image", Sequence[int]], Any]
 
-    # The `ImageData.target` of its rows.
-    target: ClassVar[str]
 
-    @abstractmethod
-    def label(self, row: Mapping[str, Any], image: "Image") -> Any:
-        """Return the annotation of an image with the model's class numbers."""
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> "tuple[torch.Tensor, list[Any], list[Image]]":
-        images = self.decode(rows)
-        return (self.prepare(images), [self.label(row, image) for row, image in zip(rows, images, strict=True)], images)
+def _collate(
+    collate: Collate, read_truth: ReadTruth, rows: Sequence[Mapping[str, Any]]
+) -> "tuple[torch.Tensor, list[Any], list[Image]]":
+    """Collate rows to pixel values [B, C, H, W], the truth of every image, and the images."""
+    images = collate.decode(rows)
+    truths = [read_truth(row, image, collate.mapping) for row, image in zip(rows, images, strict=True)]
+    return collate.prepare(images), truths, images
 
 
 def require_task(examination: Examination, task: str, target: str) -> list[str]:
@@ -233,7 +231,7 @@ def require_task(examination: Examination, task: str, target: str) -> list[str]:
 
 def predict_dense(
     examination: Examination,
-    collate_class: type[DenseRows],
+    read_truth: ReadTruth,
     names: Sequence[str],
     predict: Callable[..., Sequence[Any]],
 ) -> "Iterator[tuple[int, Image, Any, Any]]":
@@ -242,9 +240,9 @@ def predict_dense(
     index = 0
     batch_size = limit_batch(loaded.model, loaded.processor, examination.batch_size)
     examination = replace(examination, batch_size=batch_size)
-    collate = collate_class(loaded.prepare, match_labels(examination.data.label_names, names))
+    collate = Collate(loaded.prepare, match_labels(examination.data.label_names, names))
     with torch.inference_mode():
-        for pixel_values, truths, images in examination.iterate(collate):
+        for pixel_values, truths, images in examination.iterate(partial(_collate, collate, read_truth)):
             values = pixel_values.to(loaded.device, loaded.dtype)
             sizes = [image.size[::-1] for image in images]
             predictions = predict(loaded.model, loaded.processor, values, sizes)
@@ -305,33 +303,29 @@ class SegmentationResult(ProtocolResult):
         }
 
 
-class MaskRows(DenseRows):
-    """Collates rows with masks; the truth is the model's class number of every pixel, [H, W]."""
-
-    target = "mask"
-
-    def label(self, row: Mapping[str, Any], image: Any) -> torch.Tensor:
-        table = torch.full((256,), IGNORED)
-        table[: len(self.mapping)] = torch.tensor(self.mapping)
-        return table[torch.from_numpy(np.asarray(row["mask"]).astype(np.int64))]
+def _read_mask(row: Mapping[str, Any], image: "Image", mapping: Sequence[int]) -> torch.Tensor:
+    """Return the model's class number of every pixel, [H, W]."""
+    table = torch.full((256,), IGNORED)
+    table[: len(mapping)] = torch.tensor(mapping)
+    return table[torch.from_numpy(np.asarray(row["mask"]).astype(np.int64))]
 
 
 def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationResult:
     """Measure the IoU and accuracy of segmentation at the original size of the images; draw the `worst` of them."""
-    names = require_task(examination, "segmentation", MaskRows.target)
+    names = require_task(examination, "segmentation", "mask")
     if len(names) > IGNORED:
         raise UserError(f"the model has {len(names)} classes, but masks hold at most {IGNORED}; give one with fewer")
     meter = SegmentationMeter(len(names))
     worst_images = Extremes[WorstImage](worst)
     start = time.perf_counter()
-    for index, image, truth, prediction in predict_dense(examination, MaskRows, names, segment):
+    for index, image, truth, prediction in predict_dense(examination, _read_mask, names, segment):
         meter.update(prediction, truth)
         if worst:
             score = meter.score_image(prediction, truth)
             entry = score, index, image, truth, prediction.cpu(), paint_classes, len(names)
-            worst_images.add(-score, index, _make_worst_image, *entry)
+            worst_images.add(-score, _make_worst_image, *entry)
     seconds = time.perf_counter() - start
-    return SegmentationResult(meter.num_images, **meter.values(names), worst=worst_images.sort(), seconds=seconds)
+    return SegmentationResult(meter.num_images, **meter.values(names), worst=worst_images.entries, seconds=seconds)
 
 
 _NAMES = {
@@ -412,47 +406,42 @@ class DetectionResult(ProtocolResult):
         }
 
 
-class ObjectRows(DenseRows):
-    """Collates rows with objects; the truth is that of `DetectionMeter`, with masks if all objects have one."""
-
-    target = "objects"
-
-    def label(self, row: Mapping[str, Any], image: Any) -> dict[str, torch.Tensor]:
-        """Return boxes (x1 y1 x2 y2 px), labels and masks of an image as torchmetrics expects them."""
-        objects = row["objects"]
-        boxes = torch.tensor(objects["bbox"], dtype=torch.float32).reshape(-1, 4)
-        boxes[:, 2:] += boxes[:, :2]
-        truth = {
-            "boxes": boxes,
-            "labels": torch.tensor([self.mapping[k] for k in objects["category"]], dtype=torch.int64),
-            "iscrowd": torch.tensor(objects.get("iscrowd") or [0] * len(boxes), dtype=torch.int64),
-            "area": torch.tensor(objects.get("area") or [0.0] * len(boxes), dtype=torch.float32),
-        }
-        object_masks = objects.get("segmentation")
-        if object_masks is not None and None not in object_masks:
-            masks = np.zeros((len(object_masks), image.height, image.width), dtype=bool)
-            for mask, object_mask in zip(masks, object_masks, strict=True):
-                mask[:] = np.asarray(object_mask).astype(bool)
-            truth["masks"] = torch.from_numpy(masks)
-        return truth
+def _read_objects(row: Mapping[str, Any], image: "Image", mapping: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Return the truth of `DetectionMeter`: boxes (x1 y1 x2 y2 px), labels, and masks if all objects have one."""
+    objects = row["objects"]
+    boxes = torch.tensor(objects["bbox"], dtype=torch.float32).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    truth = {
+        "boxes": boxes,
+        "labels": torch.tensor([mapping[k] for k in objects["category"]], dtype=torch.int64),
+        "iscrowd": torch.tensor(objects.get("iscrowd") or [0] * len(boxes), dtype=torch.int64),
+        "area": torch.tensor(objects.get("area") or [0.0] * len(boxes), dtype=torch.float32),
+    }
+    object_masks = objects.get("segmentation")
+    if object_masks is not None and None not in object_masks:
+        masks = np.zeros((len(object_masks), image.height, image.width), dtype=bool)
+        for mask, object_mask in zip(masks, object_masks, strict=True):
+            mask[:] = np.asarray(object_mask).astype(bool)
+        truth["masks"] = torch.from_numpy(masks)
+    return truth
 
 
 def detection(examination: Examination, *, worst: int = 8) -> DetectionResult:
     """Measure the average precision of detection at the original size of the images; draw the `worst` of them."""
-    names = require_task(examination, "detection", ObjectRows.target)
+    names = require_task(examination, "detection", "objects")
     worst_images = Extremes[WorstImage](worst)
     start = time.perf_counter()
     meter = None
-    for index, image, truth, prediction in predict_dense(examination, ObjectRows, names, detect):
+    for index, image, truth, prediction in predict_dense(examination, _read_objects, names, detect):
         meter = meter or DetectionMeter("masks" in truth and "masks" in prediction)
         meter.update(prediction, truth)
         if worst:
             drawn_objects = {name: values[prediction["scores"] >= _DRAWN_FROM] for name, values in prediction.items()}
             score = meter.score_image(prediction, truth)
             entry = score, index, image, truth, drawn_objects, paint_objects, names
-            worst_images.add(-score, index, _make_worst_image, *entry)
+            worst_images.add(-score, _make_worst_image, *entry)
     assert meter is not None  # `iterate` raises for a split without images
     values = meter.values(names)
     per_class = {name: values.pop(name) for name in ("ap_of_class", "mask_ap_of_class") if name in values}
-    others: Any = {"worst": worst_images.sort(), "seconds": time.perf_counter() - start}
+    others: Any = {"worst": worst_images.entries, "seconds": time.perf_counter() - start}
     return DetectionResult(meter.num_images, values.pop("objects"), values, **per_class, **others)

@@ -1,6 +1,6 @@
 """Results of protocols: metrics, tables and plots. `registry.py` lists all protocols."""
 
-import heapq
+import bisect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -169,24 +169,23 @@ def draw_classes(fractions: Mapping[str, float], measure: str) -> "Figure":
 
 
 class Extremes(Generic[T]):
-    """Collects the `limit` entries with the highest scores; of equal scores the first."""
+    """Collects the `limit` entries with the highest scores, in descending order; of equal scores the first."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._heap = list[tuple[float, int, T]]()
+        self._scored_entries: list[tuple[float, T]] = []
 
-    def add(self, score: float, index: int, make: Callable[..., T], *arguments: Any) -> None:
+    def add(self, score: float, make: Callable[..., T], *arguments: Any) -> None:
         """Add an entry, `make(*arguments)`, which is made only if its score is high enough; NaN never is."""
-        is_full = len(self._heap) >= self.limit
-        if math.isnan(score) or (is_full and (not self._heap or score <= self._heap[0][0])):
-            return
-        heapq.heappush(self._heap, (score, -index, make(*arguments)))
-        if len(self._heap) > self.limit:
-            heapq.heappop(self._heap)
+        is_high = len(self._scored_entries) < self.limit or (self.limit > 0 and score > self._scored_entries[-1][0])
+        if is_high and not math.isnan(score):
+            bisect.insort(self._scored_entries, (score, make(*arguments)), key=lambda entry: -entry[0])
+            del self._scored_entries[self.limit :]
 
-    def sort(self) -> list[T]:
-        """Return the entries in descending order of their scores."""
-        return [entry for *_, entry in sorted(self._heap, key=lambda item: (-item[0], -item[1]))]
+    @property
+    def entries(self) -> list[T]:
+        """The entries in descending order of their scores."""
+        return [entry for _, entry in self._scored_entries]
 
 
 def draw_images(

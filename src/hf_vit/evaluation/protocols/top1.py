@@ -224,7 +224,7 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
             prediction = names[int(columns["predictions"][row])]
             confidence = float(columns["confidences"][row])
             index = num_images + row
-            mistakes.add(confidence, index, _make_wrong_image, confidence, index, label, prediction, images[row])
+            mistakes.add(confidence, _make_wrong_image, confidence, index, label, prediction, images[row])
         num_images += len(images)
     values = sums.compute()
     return ClassificationResult(
@@ -238,7 +238,7 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
         confusion_matrix=values.get("confusion_matrix"),
         seconds=time.perf_counter() - start,
         num_wrong=num_wrong,
-        wrong=[replace(entry, file=examination.file_name(entry.index)) for entry in mistakes.sort()],
+        wrong=[replace(entry, file=examination.file_name(entry.index)) for entry in mistakes.entries],
         **{name: values[name] for name in OF_CLASSES},
     )
 
