@@ -348,24 +348,10 @@ _NOMINAL_PX = 224
 _SUBPIXELS = 9
 
 
-@final
-@dataclass(frozen=True)
-class Corruption:
-    """One kind of corruption.
-
-    Attributes:
-        levels: parameters of the severities 1 to 5.
-        apply: (picture [H, W, 3] in 0..1, parameter, generator) -> picture, which may have values outside of 0..1.
-    """
-
-    levels: tuple[Any, Any, Any, Any, Any]
-    apply: Callable[[Picture, Any, np.random.Generator], Picture]
-
-
 def corrupt(picture: Picture, name: str, severity: int, generator: np.random.Generator) -> Picture:
-    """Return a corrupted copy of a picture, rounded to steps of 1/255."""
-    kind = CORRUPTIONS[name]
-    return np.rint(kind.apply(picture, kind.levels[severity - 1], generator).clip(0, 1) * 255) / 255
+    """Return a corrupted copy of a picture [H, W, 3] in 0..1, rounded to steps of 1/255."""
+    apply, parameters = CORRUPTIONS[name]
+    return np.rint(apply(picture, parameters[severity - 1], generator).clip(0, 1) * 255) / 255
 
 
 def _gaussian_noise(picture: Picture, deviation: float, generator: np.random.Generator) -> Picture:
@@ -430,17 +416,18 @@ def _jpeg(picture: Picture, quality: int, generator: np.random.Generator) -> Pic
     return np.asarray(Image.open(content)) / 255
 
 
-CORRUPTIONS: dict[str, Corruption] = {
-    "gaussian_noise": Corruption((0.08, 0.12, 0.18, 0.26, 0.38), _gaussian_noise),
-    "shot_noise": Corruption((60, 25, 12, 5, 3), _shot_noise),
-    "impulse_noise": Corruption((0.03, 0.06, 0.09, 0.17, 0.27), _impulse_noise),
-    "defocus_blur": Corruption((3, 4, 6, 8, 10), _defocus_blur),
-    "motion_blur": Corruption(((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)), _motion_blur),
-    "zoom_blur": Corruption(((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03)), _zoom_blur),
-    "brightness": Corruption((0.1, 0.2, 0.3, 0.4, 0.5), _brightness),
-    "contrast": Corruption((0.4, 0.3, 0.2, 0.1, 0.05), _contrast),
-    "pixelate": Corruption((0.6, 0.5, 0.4, 0.3, 0.25), _pixelate),
-    "jpeg_compression": Corruption((25, 18, 15, 10, 7), _jpeg),
+# Name -> its function, whose result may leave 0..1, and the parameters of severities 1 to 5.
+CORRUPTIONS: dict[str, tuple[Callable[[Picture, Any, np.random.Generator], Picture], tuple[Any, ...]]] = {
+    "gaussian_noise": (_gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
+    "shot_noise": (_shot_noise, (60, 25, 12, 5, 3)),
+    "impulse_noise": (_impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),
+    "defocus_blur": (_defocus_blur, (3, 4, 6, 8, 10)),
+    "motion_blur": (_motion_blur, ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))),
+    "zoom_blur": (_zoom_blur, ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03))),
+    "brightness": (_brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),
+    "contrast": (_contrast, (0.4, 0.3, 0.2, 0.1, 0.05)),
+    "pixelate": (_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),
+    "jpeg_compression": (_jpeg, (25, 18, 15, 10, 7)),
 }
 
 
