@@ -266,8 +266,8 @@ def _measure_accuracy(examination: Examination) -> dict[str, Any]:
         sums.add(logits.double().numpy(), labels.numpy())
         num_top5 += int((find_largest(logits, 5) == labels[:, None]).sum())
         classes = logits.shape[1]
-    images = int(sums.bins.images.sum())
-    top1, top5 = (estimate_share(count, images) for count in (int(sums.bins.hits.sum()), num_top5))
+    images = int(sums.images.sum())
+    top1, top5 = (estimate_share(count, images) for count in (int(sums.hits.sum()), num_top5))
     result = sums.result()
     loss = result.loss if is_finite else None
     return {"top1": top1, "top5": top5 if classes >= 5 else None, "loss": loss, "ece": result.ece}

@@ -13,7 +13,7 @@ from datasets import Features, List, Value
 from numpy.typing import NDArray
 from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
 
-from hf_vit.evaluation.protocols.calibration import BINS, ConfidenceBins
+from hf_vit.evaluation.protocols.calibration import ReliabilitySums
 
 _COLUMNS: dict[str, Any] = {
     "predictions": Value("int64"),
@@ -59,8 +59,7 @@ class ClassificationMetrics(evaluate.Metric):
     def reset(self) -> None:
         """Reset all sums."""
         self.count = self._hits = 0
-        self._loss = 0.0
-        self._bins = ConfidenceBins(BINS)
+        self._reliability = ReliabilitySums()
         self._pairs: Counter[tuple[int, int]] = Counter()  # (true class, predicted class) -> images
         self._right, self._wrong = np.zeros((2, len(self.THRESHOLDS)), dtype=np.int64)
         self._stored: list[tuple[NDArray[Any], NDArray[Any]]] | None = []
@@ -141,8 +140,7 @@ class ClassificationMetrics(evaluate.Metric):
         is_right = predictions == references
         self._pairs.update(zip(references.tolist(), predictions.tolist(), strict=True))
         self._hits += int((top_k[:, : self.k] == references[:, None]).any(axis=1).sum())
-        self._loss += float(losses.astype(np.float64).sum())
-        self._bins.add(confidences, is_right)
+        self._reliability.add_confidences(confidences, is_right, losses)
         is_answered = confidences[:, None] >= np.array(self.THRESHOLDS)
         self._right += is_answered[is_right].sum(0)
         self._wrong += is_answered[~is_right].sum(0)
@@ -161,10 +159,11 @@ class ClassificationMetrics(evaluate.Metric):
         per_class = {self.label_names[k]: int(hits[k]) / int(images[k]) for k in images.nonzero()[0]}
         # Every pair of a true and a predicted class occurs once, with the number of its images as weight.
         references, predictions = np.array(list(self._pairs)).T
+        reliability = self._reliability.result()
         result: dict[str, Any] = {
             "accuracy": int(hits.sum()) / self.count,
-            "loss": self._loss / self.count,
-            "expected_calibration_error": self._bins.compute_expected_error(),
+            "loss": reliability.loss,
+            "expected_calibration_error": reliability.ece,
             "per_class_accuracy": per_class,
             **compute_macro_averages(references, predictions, list(self._pairs.values())),
             "auc": None,

@@ -25,28 +25,6 @@ _TEMPERATURES = (1e-2, 1e2)
 
 
 @final
-class ConfidenceBins:
-    """Running sums over M bins of equal width, (0, 1/M], (1/M, 2/M], ..., by the probability of the predicted class."""
-
-    def __init__(self, num_bins: int) -> None:
-        self._edges = np.linspace(0.0, 1.0, num_bins + 1)
-        self.images, self.confidence, self.hits = np.zeros((3, num_bins))
-
-    def add(self, confidences: NDArray[np.floating[Any]], hits: NDArray[np.bool_]) -> None:
-        """Add a batch of B images: the probability of the predicted class, [B], and whether it is correct, [B]."""
-        size = len(self.images)
-        bins = np.clip(np.searchsorted(self._edges, confidences, side="left") - 1, 0, size - 1)
-        self.images += np.bincount(bins, minlength=size)
-        self.confidence += np.bincount(bins, weights=confidences, minlength=size)
-        self.hits += np.bincount(bins, weights=hits, minlength=size)
-
-    def compute_expected_error(self) -> float:
-        """Return the mean of |accuracy - mean confidence| over bins, weighted with their images (equation 3)."""
-        # |hits / n - confidence / n| * n / N for n of N images in a bin; n cancels.
-        return float(np.abs(self.hits - self.confidence).sum() / self.images.sum())
-
-
-@final
 @dataclass(frozen=True)
 class Reliability:
     """A reliability diagram over M bins of confidence, (0, 1/M], (1/M, 2/M], ...
@@ -70,29 +48,45 @@ class Reliability:
 
 @final
 class ReliabilitySums:
-    """Running sums of a reliability diagram, whose memory does not depend on the number of images."""
+    """Running sums over M bins of equal width, (0, 1/M], (1/M, 2/M], ..., by the probability of the predicted class.
+
+    Their memory does not depend on the number of images.
+    """
 
     def __init__(self, num_bins: int = BINS) -> None:
-        self.bins = ConfidenceBins(num_bins)
-        self._loss = 0.0
+        self._edges = np.linspace(0.0, 1.0, num_bins + 1)
+        self.images, self.confidence, self.hits = np.zeros((3, num_bins))
+        self.loss = 0.0  # the sum over all images
 
     def add(self, logits: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
         """Add a batch of logits [B, K] and true classes [B]."""
         log_probabilities = log_softmax(logits, axis=1)
-        self.bins.add(np.exp(log_probabilities.max(axis=1)), log_probabilities.argmax(axis=1) == labels)
-        self._loss -= float(log_probabilities[np.arange(len(labels)), labels].sum())
+        is_hit = log_probabilities.argmax(axis=1) == labels
+        losses = -log_probabilities[np.arange(len(labels)), labels]
+        self.add_confidences(np.exp(log_probabilities.max(axis=1)), is_hit, losses)
+
+    def add_confidences(
+        self, confidences: NDArray[np.floating[Any]], hits: NDArray[np.bool_], losses: NDArray[np.floating[Any]]
+    ) -> None:
+        """Add B images: the probability of the predicted class, whether it is correct, and the loss, [B] each."""
+        size = len(self.images)
+        bins = np.clip(np.searchsorted(self._edges, confidences, side="left") - 1, 0, size - 1)
+        self.images += np.bincount(bins, minlength=size)
+        self.confidence += np.bincount(bins, weights=confidences, minlength=size)
+        self.hits += np.bincount(bins, weights=hits, minlength=size)
+        self.loss += float(losses.sum(dtype=np.float64))
 
     def result(self) -> Reliability:
         """Return the diagram of all images that were added."""
-        bins = self.bins
-        divisor = np.maximum(bins.images, 1)
+        divisor = np.maximum(self.images, 1)
+        gaps = np.abs(self.hits - self.confidence)  # times the images of the bin
         return Reliability(
-            images=bins.images.astype(int).tolist(),
-            confidence=(bins.confidence / divisor).tolist(),
-            accuracy=(bins.hits / divisor).tolist(),
-            ece=bins.compute_expected_error(),
-            mce=float((np.abs(bins.hits - bins.confidence) / divisor).max()),
-            loss=self._loss / float(bins.images.sum()),
+            images=self.images.astype(int).tolist(),
+            confidence=(self.confidence / divisor).tolist(),
+            accuracy=(self.hits / divisor).tolist(),
+            ece=float(gaps.sum() / self.images.sum()),  # equation 3
+            mce=float((gaps / divisor).max()),
+            loss=self.loss / float(self.images.sum()),
         )
 
 
@@ -174,9 +168,9 @@ def calibration(
         plain.add(rows, truth)
         if fitted is not None:
             scaled.add(rows / fitted, truth)
-    images = plain.bins.images.sum()
+    images = plain.images.sum()
     scaled_result = None if fitted is None else scaled.result()
-    return CalibrationResult(int(images), float(plain.bins.hits.sum() / images), plain.result(), fitted, scaled_result)
+    return CalibrationResult(int(images), float(plain.hits.sum() / images), plain.result(), fitted, scaled_result)
 
 
 def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
