@@ -1,6 +1,7 @@
 """`hf-vit cost`."""
 
 import dataclasses
+import inspect
 import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -8,24 +9,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hf_vit_cli import options
-from hf_vit_cli.command import print_table
+from hf_vit_cli.command import collect_options, print_table
 from hf_vit_cli.options import arg, opt
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from hf_vit.cost import BesideTpu, BlogEstimate, CorrectedEstimate, CostSummary, MemoryPlan
 
 Rows = list[tuple[str, str]]
 
 _TRAINING = "A training (mode flops)"
-# Mode -> the options it uses; blog and corrected use only published numbers.
-_MODE_OPTIONS: dict[str, set[str]] = {
-    "flops": {"image_size", "images", "epochs", "devices", "device_flops", "utilization", "price"},
-    "memory": {"image_size", "devices", "batch_size", "precision"},
-    "blog": set(),
-    "corrected": set(),
-    "tpu": {"device_flops"},
-}
-_ALL_OPTIONS = set[str]().union(*_MODE_OPTIONS.values())
 _MEMORY = "Memory of a training (mode memory, with --devices, 64 by default)"
 
 
@@ -58,10 +52,19 @@ def cost(
     as_json: bool = options.JSON,
 ) -> None:
     """Count FLOPs; estimate time, cost and memory of a training."""
-    arguments = {name: value for name, value in locals().items() if name in _ALL_OPTIONS and value is not None}
+    values = collect_options(locals(), "model", "mode", "as_json")
+    arguments = {name: value for name, value in values.items() if value is not None}
     from hf_vit.cost import beside_tpu, blog_estimate, corrected_estimate, cost_summary, memory_plan
 
-    _check_options(mode, arguments)
+    device_label = "this machine's matrix products" if device_flops in (None, "here") else "the given device"
+    modes: dict[str, tuple[Any, ...]] = {
+        "flops": (cost_summary, _make_summary_rows, model),
+        "memory": (memory_plan, _make_memory_rows, f"{model}, memory of a training with AdamW, on each device"),
+        "blog": (blog_estimate, _make_blog_rows, f"{model}, as the blog post estimated"),
+        "corrected": (corrected_estimate, _make_corrected_rows, f"{model}, corrected"),
+        "tpu": (beside_tpu, partial(_make_tpu_rows, device_label), f"{model}, compared with TPUv3 cores"),
+    }
+    _check_options(mode, arguments, {name: function for name, (function, *_) in modes.items()})
     for name, parse in {"image_size": options.parse_size, "device_flops": _parse_rate}.items():
         if name in arguments:
             arguments[name] = parse(arguments[name])
@@ -69,14 +72,7 @@ def cost(
         arguments["utilisation"] = arguments.pop("utilization")
     if mode == "tpu" and not arguments:
         arguments["device_flops"] = _parse_rate("here")
-    device_label = "this machine's matrix products" if device_flops in (None, "here") else "the given device"
-    function, make_rows, title = {
-        "flops": (cost_summary, _make_summary_rows, model),
-        "memory": (memory_plan, _make_memory_rows, f"{model}, memory of a training with AdamW, on each device"),
-        "blog": (blog_estimate, _make_blog_rows, f"{model}, as the blog post estimated"),
-        "corrected": (corrected_estimate, _make_corrected_rows, f"{model}, corrected"),
-        "tpu": (beside_tpu, partial(_make_tpu_rows, device_label), f"{model}, compared with TPUv3 cores"),
-    }[mode]
+    function, make_rows, title = modes[mode]
     result: Any = function(model, **arguments)
     if not as_json:
         print_table(make_rows(result), title=title)
@@ -87,17 +83,21 @@ def cost(
     typer.echo(json.dumps(fields, indent=2))
 
 
-def _check_options(mode: str, arguments: dict[str, Any]) -> None:
-    """Raise a UserError for an unknown mode, or for options that the mode does not use."""
+def _check_options(mode: str, arguments: dict[str, Any], functions: "Mapping[str, Callable[..., Any]]") -> None:
+    """Raise a UserError for an unknown mode, or for options that the mode's function does not take."""
     from hf_vit.errors import UserError
 
-    if mode not in _MODE_OPTIONS:
-        raise UserError(f"--mode {mode} is unknown; use one of {', '.join(_MODE_OPTIONS)}")
-    unused_options = arguments.keys() - _MODE_OPTIONS[mode]
+    if mode not in functions:
+        raise UserError(f"--mode {mode} is unknown; use one of {', '.join(functions)}")
+    options = {
+        name: {parameter.replace("utilisation", "utilization") for parameter in inspect.signature(function).parameters}
+        for name, function in functions.items()
+    }
+    unused_options = arguments.keys() - options[mode]
     if unused_options:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in arguments if name in unused_options)
         remedy = next(
-            (f"use --mode {other}" for other, mode_options in _MODE_OPTIONS.items() if unused_options <= mode_options),
+            (f"use --mode {other}" for other, mode_options in options.items() if unused_options <= mode_options),
             "remove them",
         )
         raise UserError(f"{names} has no effect with --mode {mode}; {remedy}")
