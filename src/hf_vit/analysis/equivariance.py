@@ -5,8 +5,6 @@ Legend: B batch, C channels, D feature channels, H x W px, h x w positions of a 
 
 import functools
 import math
-import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,7 +14,6 @@ from torch.nn import functional as F
 
 from hf_vit.analysis.analysis import (
     Arrays,
-    ArraySpec,
     FeatureAnalysis,
     MapComparison,
     Pictures,
@@ -122,15 +119,14 @@ KINDS = {
 }
 
 
-def _describe_kind(kind: str, unit: str, meaning: str) -> Mapping[str, ArraySpec]:
-    """Return the array specs of one kind of move."""
+def _describe_kind(kind: str, unit: str, meaning: str) -> dict[str, tuple[str, str, str]]:
+    """Return the descriptions of the arrays of one kind of move."""
     cosine = "between the features and the moved features, without their mean"
-    arrays = {
+    return {
         kind: ("move axis" if unit == "px" else "move", unit, meaning),
         f"{kind}_error": ("move depth", "1", "0: features move along; 1: no better than their mean"),
         f"{kind}_cosine": ("move depth", "cosine", cosine),
     }
-    return describe_arrays(**arrays)
 
 
 @final
@@ -147,7 +143,9 @@ class Equivariance(FeatureAnalysis):
         "whole positions; what enters at the borders (shifts: the other side, else a reflection) is another "
         "image to a model that sees all of it."
     )
-    arrays = functools.reduce(operator.or_, (_describe_kind(kind, *texts) for kind, texts in KINDS.items()))
+    arrays = describe_arrays(
+        **{name: texts for kind in KINDS for name, texts in _describe_kind(kind, *KINDS[kind]).items()}
+    )
 
     def measure(self) -> Arrays:
         comparison = MapComparison()

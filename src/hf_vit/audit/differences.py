@@ -1,6 +1,5 @@
 """Compare two models, or two revisions of one: their configuration, their weights and their predictions."""
 
-import heapq
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from hf_vit.data.labels import normalize_name
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError, to_one_line
 from hf_vit.evaluation.examination import Examination
-from hf_vit.evaluation.protocols.frame import Table, draw_images, make_thumbnail, percent, shorten_list
+from hf_vit.evaluation.protocols.frame import Extremes, Table, draw_images, make_thumbnail, percent, shorten_list
 from hf_vit.evaluation.reading import convert_to_scores
 from hf_vit.loading.model import LoadedModel, load_model
 from hf_vit.loading.pixels import keep_own_sizes
@@ -128,12 +127,12 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
     """
     _ = second.model_classes  # raises an error for unknown classes before the first model runs
 
-    def sort_key(row: "tuple[Disagreement, Image]") -> tuple[float, int]:
-        return row[0].lower_probability, -row[0].index
+    def add_picture(example: Disagreement, image: "Image") -> "tuple[Disagreement, Image]":
+        return example, make_thumbnail(image)
 
     first_predictions = [prediction for prediction, _, _ in _iterate_predictions(first)]
     outcomes = Counter[tuple[bool, bool]]()  # (first model is right, second model is right) -> number of images
-    best_examples = list[tuple[Disagreement, "Image"]]()
+    most_certain = Extremes[tuple[Disagreement, "Image"]](MAX_THUMBNAILS)
     num_disagreements = 0
     for index, (first_prediction, row) in enumerate(zip_longest(first_predictions, _iterate_predictions(second))):
         if first_prediction is None or row is None:
@@ -142,17 +141,17 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
         outcomes[first_prediction.is_right, prediction.is_right] += 1
         if (first_prediction.label, first_prediction.is_right) != (prediction.label, prediction.is_right):
             num_disagreements += 1
-            example = Disagreement(index, None, label, (first_prediction, prediction)), make_thumbnail(image)
-            best_examples = heapq.nlargest(MAX_THUMBNAILS, [*best_examples, example], key=sort_key)
-    examples = [replace(example, file=second.file_name(example.index)) for example, _ in best_examples]
+            example = Disagreement(index, None, label, (first_prediction, prediction))
+            most_certain.add(example.lower_probability, index, add_picture, example, image)
+    pictured = most_certain.sort()
     return PairedAccuracy(
         num_images=len(first_predictions),
         both_right=outcomes[True, True],
         only_first=outcomes[True, False],
         only_second=outcomes[False, True],
         num_disagreements=num_disagreements,
-        examples=examples,
-        thumbnails=[image for _, image in best_examples],
+        examples=[replace(example, file=second.file_name(example.index)) for example, _ in pictured],
+        thumbnails=[image for _, image in pictured],
     )
 
 

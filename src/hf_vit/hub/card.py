@@ -22,16 +22,10 @@ from hf_vit.writing import write_atomically
 _JOULES_PER_KWH = 3.6e6
 
 
-def write_card(
-    folder: str | os.PathLike[str],
-    *,
-    repo_id: str | None = None,
-    license: str | None = None,
-    share_images: bool = False,
-) -> Path:
-    """Render the card and write it to `folder/README.md`, replacing an existing file; see `render_card`."""
+def write_card(folder: str | os.PathLike[str], **options: Any) -> Path:
+    """Write the card that `render_card` makes with these options to `folder/README.md`, replacing an existing file."""
     path = Path(folder) / CARD_NAME
-    write_atomically(path, render_card(folder, repo_id=repo_id, license=license, share_images=share_images))
+    write_atomically(path, render_card(folder, **options))
     return path
 
 

@@ -290,13 +290,13 @@ def _sweep(
     _record_trials(job, {"sweep_rates": list(rates)})
     recipes = [job.recipe.override(learning_rate=rate) for rate in rates]
     jobs = [replace(job, output=job.work / f"rate-{recipe.learning_rate:g}", recipe=recipe) for recipe in recipes]
-    trials: dict[int, dict[str, Any]] = {}
+    trials: list[dict[str, Any]] = [{}] * len(jobs)
     for number, trial in _run_trials(jobs, runner, task, start, report_line):
         trials[number] = trial
         is_finite = trial["score"] is not None
         results = f"validation accuracy {trial['accuracy']:.2%}, loss {trial['loss']:.4f}" if is_finite else "diverged"
         report_line(f"learning rate {trial['learning_rate']:g}: {results}")
-    finished_trials = [number for number in sorted(trials) if trials[number]["score"] is not None]
+    finished_trials = [number for number, trial in enumerate(trials) if trial["score"] is not None]
     if not finished_trials:
         raise UserError(
             f"the loss became NaN or infinite at every learning rate ({', '.join(map(str, rates))}); give "
@@ -305,7 +305,7 @@ def _sweep(
     best = jobs[max(finished_trials, key=lambda number: trials[number]["score"])]
     report_line(f"loading the best trial (learning rate {best.recipe.learning_rate:g})")
     run, trainer = train_once(task, replace(best, options=replace(job.options, resume=True)), start, report_line)
-    return replace(run, output=job.output, trials=[trials[number] for number in sorted(trials)]), trainer
+    return replace(run, output=job.output, trials=trials), trainer
 
 
 def _record_trials(job: Job, settings: dict[str, Any]) -> None:

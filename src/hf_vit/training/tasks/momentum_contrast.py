@@ -232,11 +232,8 @@ class Contrast(PretextTask):
     }
 
     def __init__(self, options: ContrastiveOptions, fields: Mapping[str, Any]) -> None:
-        super().__init__("contrastive", fields)
+        super().__init__("contrastive", fields, asdict(options))
         self.options = options
-
-    def settings(self) -> dict[str, Any]:
-        return {"objective": self.name, **self.fields, **asdict(self.options)}
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         """Build the encoder with its projection heads and its momentum copy."""

@@ -161,12 +161,9 @@ class PatchPrediction(PretextTask):
         self.is_next = isinstance(policy, NextPatch)
         causal = {"is_causal": True} if self.is_next else {}
         all_fields = {**fields, "prediction_target": target, "predict_next_patch": self.is_next, **causal}
-        super().__init__("next-patch" if self.is_next else "masked-patch", all_fields)
+        masking = {} if self.is_next else {"static_masks": static, **asdict(policy)}
+        super().__init__("next-patch" if self.is_next else "masked-patch", all_fields, masking)
         self.policy, self.static = policy, static
-
-    def settings(self) -> dict[str, Any]:
-        masking = {} if self.is_next else {"static_masks": self.static, **asdict(self.policy)}
-        return {"objective": self.name, **self.fields, **masking}
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
         source = start.source

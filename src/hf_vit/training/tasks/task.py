@@ -391,9 +391,13 @@ class PretextTask(Task[PretrainResult]):
         "prediction_loss_only": True,
     }
 
-    def __init__(self, name: str, fields: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, fields: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self.name = name
         self.fields = dict(fields)
+        self._options = options
+
+    def settings(self) -> dict[str, Any]:
+        return {"objective": self.name, **self.fields, **self._options}
 
     @abstractmethod
     def draw(self, run: Run, model: PreTrainedModel, path: Path) -> None:
