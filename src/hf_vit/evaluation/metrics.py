@@ -9,20 +9,14 @@ from typing import Any, ClassVar
 
 import evaluate
 import numpy as np
+import torch
 from datasets import Features, List, Value
 from numpy.typing import NDArray
 from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
 
 from hf_vit.evaluation.protocols.calibration import ReliabilitySums
+from hf_vit.evaluation.reading import find_largest
 
-_COLUMNS: dict[str, Any] = {
-    "predictions": Value("int64"),
-    "references": Value("int64"),
-    "top_k": List(Value("int64")),
-    "confidences": Value("float64"),
-    "probabilities": List(Value("float32")),
-    "losses": Value("float64"),
-}
 # A larger confusion matrix is unreadable and needs much memory (21,841 classes: 3.8 GB).
 MAX_MATRIX_CLASSES = 1000
 
@@ -30,16 +24,7 @@ MAX_MATRIX_CLASSES = 1000
 class ClassificationMetrics(evaluate.Metric):
     """Accuracy, precision, recall, calibration and loss of a classifier; `compute` returns them and resets the sums.
 
-    Legend: B images, K classes.
-
-    | column        | shape  | meaning                                        |
-    |---------------|--------|------------------------------------------------|
-    | predictions   | [B]    | class of the largest logit                     |
-    | references    | [B]    | true class                                     |
-    | top_k         | [B, k] | classes of the k largest logits, best first    |
-    | confidences   | [B]    | probability of the predicted class             |
-    | probabilities | [B, K] | probability of every class                     |
-    | losses        | [B]    | loss of every image                            |
+    `predictions` are the logarithms of the probabilities of K classes, [B, K], `references` the true classes, [B].
 
     The result has accuracy, loss and expected_calibration_error; top5_accuracy for five or more classes;
     per_class_accuracy (name -> recall) for classes with images, and the means of precision, recall, f1 and auc
@@ -64,33 +49,52 @@ class ClassificationMetrics(evaluate.Metric):
         self._right, self._wrong = np.zeros((2, len(self.THRESHOLDS)), dtype=np.int64)
         self._stored: list[tuple[NDArray[Any], NDArray[Any]]] | None = []
 
-    def add_batch(self, *, predictions: object = None, references: object = None, **kwargs: object) -> None:
-        """Add a batch; every column has one row per image.
-
-        Raises:
-            ValueError: columns are missing, unknown or of different lengths, or values are out of range.
-        """
-        batch = {"predictions": predictions, "references": references, **kwargs}
-        missing = [name for name in _COLUMNS if batch.get(name) is None]
-        if missing or len(batch) > len(_COLUMNS):
+    def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: object) -> None:
+        """Add a batch; raise ValueError if the shapes do not fit the classes, or values are out of range."""
+        size = len(self.label_names)
+        shapes = np.shape(predictions), np.shape(references)
+        if kwargs or len(shapes[1]) != 1 or shapes[0] != (*shapes[1], size):
+            others = f" and {', '.join(kwargs)}" if kwargs else ""
             raise ValueError(
-                f"the batch has the columns {sorted(batch)}, but lacks {missing}; give all of {list(_COLUMNS)}"
+                f"the batch has predictions of the shape {shapes[0]} and references of {shapes[1]}{others}; give "
+                f"logarithms of probabilities [B, {size}] and classes [B] alone"
             )
-        columns: dict[str, NDArray[Any]] = {name: np.asarray(values) for name, values in batch.items()}
-        sizes = {name: len(array) for name, array in columns.items()}
-        if len(set(sizes.values())) > 1:
-            raise ValueError(f"the columns have different lengths: {sizes}; give one row per image")
-        if sizes["references"]:
-            self._update(**columns)
-        self.count += sizes["references"]
+        if not shapes[1][0]:
+            return
+        log_probabilities, classes = torch.as_tensor(predictions), np.asarray(references)
+        if classes.min() < 0 or classes.max() >= size:
+            raise ValueError(
+                f"references has classes from {classes.min()} to {classes.max()}, but the model's classes are 0 to "
+                f"{size - 1}; give class numbers of this model"
+            )
+        if not log_probabilities.max() <= 1e-6:
+            raise ValueError(
+                f"predictions reach {log_probabilities.max():g}, but logarithms of probabilities are at most 0; apply "
+                "log_softmax to the logits first"
+            )
+        top_classes = find_largest(log_probabilities, self.k).numpy()
+        predicted = top_classes[:, 0]
+        confidences = log_probabilities.amax(dim=1).exp().numpy()
+        losses = -log_probabilities.numpy()[np.arange(len(classes)), classes]
+        is_right = predicted == classes
+        self._pairs.update(zip(classes.tolist(), predicted.tolist(), strict=True))
+        self._hits += int((top_classes == classes[:, None]).sum())
+        self._reliability.add_confidences(confidences, is_right, losses)
+        is_answered = confidences[:, None] >= np.array(self.THRESHOLDS)
+        self._right += is_answered[is_right].sum(0)
+        self._wrong += is_answered[~is_right].sum(0)
+        self.count += len(classes)
+        if self.count * size > self.MOST_PROBABILITIES:
+            self._stored = None
+        if self._stored is not None:
+            self._stored.append((classes, log_probabilities.exp().numpy()))
 
-    def add(self, *, prediction: object = None, reference: object = None, **kwargs: object) -> None:
+    def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: object) -> None:
         """Add one image."""
-        row = {"predictions": prediction, "references": reference, **kwargs}
-        self.add_batch(**{name: None if value is None else [value] for name, value in row.items()})
+        self.add_batch(predictions=np.asarray(prediction)[None], references=np.asarray(reference)[None], **kwargs)
 
-    def compute(self, *, predictions: object = None, references: object = None, **kwargs: object) -> dict[str, Any]:
-        """Add the given columns, return the metrics of all images, and reset all sums."""
+    def compute(self, *, predictions: Any = None, references: Any = None, **kwargs: object) -> dict[str, Any]:
+        """Add the given images, return the metrics of all images, and reset all sums."""
         if predictions is not None or references is not None or kwargs:
             self.add_batch(predictions=predictions, references=references, **kwargs)
         if not self.count:
@@ -103,51 +107,13 @@ class ClassificationMetrics(evaluate.Metric):
         return self.count
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
+        features = Features({"predictions": List(Value("float64")), "references": Value("int64")})
         return evaluate.EvaluationModuleInfo(
-            description=self.__doc__ or "", citation="", inputs_description="", features=Features(_COLUMNS)
+            description=self.__doc__ or "", citation="", inputs_description="", features=features
         )
 
     def _build_data_dir(self) -> str:
         return str(self._data_dir_root)  # the base class would create an unused folder
-
-    def _update(
-        self,
-        predictions: NDArray[Any],
-        references: NDArray[Any],
-        top_k: NDArray[Any],
-        confidences: NDArray[Any],
-        probabilities: NDArray[Any],
-        losses: NDArray[Any],
-    ) -> None:
-        """Check the columns of a batch and add them to the sums."""
-        for name, classes in (("predictions", predictions), ("references", references)):
-            if classes.min() < 0 or classes.max() >= len(self.label_names):
-                raise ValueError(
-                    f"{name} has classes from {classes.min()} to {classes.max()}, but the model's classes are 0 to "
-                    f"{len(self.label_names) - 1}; give class numbers of this model"
-                )
-        if top_k.ndim != 2 or top_k.shape[1] < self.k:
-            raise ValueError(
-                f"top_k has the shape {top_k.shape}, but top-{self.k} accuracy needs [B, {self.k}] or wider; give "
-                "more classes per image"
-            )
-        confidences = confidences.astype(np.float64)
-        if not ((confidences >= 0) & (confidences <= 1 + 1e-6)).all():
-            raise ValueError(
-                f"confidences range from {confidences.min():g} to {confidences.max():g}, but must be within [0, 1]; "
-                "apply a softmax to the logits first"
-            )
-        is_right = predictions == references
-        self._pairs.update(zip(references.tolist(), predictions.tolist(), strict=True))
-        self._hits += int((top_k[:, : self.k] == references[:, None]).any(axis=1).sum())
-        self._reliability.add_confidences(confidences, is_right, losses)
-        is_answered = confidences[:, None] >= np.array(self.THRESHOLDS)
-        self._right += is_answered[is_right].sum(0)
-        self._wrong += is_answered[~is_right].sum(0)
-        if (self.count + len(references)) * probabilities.shape[1] > self.MOST_PROBABILITIES:
-            self._stored = None
-        if self._stored is not None:
-            self._stored.append((references, probabilities))
 
     def _compute_result(self) -> dict[str, Any]:
         """Compute all metrics from the sums."""

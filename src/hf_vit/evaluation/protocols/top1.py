@@ -20,7 +20,6 @@ from hf_vit.evaluation.protocols.frame import (
     shorten_list,
     sort_worst_first,
 )
-from hf_vit.evaluation.reading import find_largest
 from hf_vit.loading.model import make_names_unique
 from hf_vit.results.figures import make_figure
 
@@ -215,16 +214,16 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
     num_images = 0
     num_wrong = 0
     for logits, labels, images in examination.iterate_logits_with_images():
-        columns = _make_columns(logits, labels)
-        sums.add_batch(**columns)
-        wrong = (columns["predictions"] != columns["references"]).nonzero()[0].tolist()
+        log_probabilities = torch.log_softmax(logits.double(), dim=-1)
+        sums.add_batch(predictions=log_probabilities, references=labels)
+        predictions = log_probabilities.numpy().argmax(axis=1)
+        confidences = log_probabilities.amax(dim=1).exp().tolist()
+        wrong = np.flatnonzero(predictions != labels.numpy()).tolist()
         num_wrong += len(wrong)
         for row in wrong:
-            label = names[int(columns["references"][row])]
-            prediction = names[int(columns["predictions"][row])]
-            confidence = float(columns["confidences"][row])
+            label, prediction = names[int(labels[row])], names[predictions[row]]
             index = num_images + row
-            mistakes.add(confidence, _make_wrong_image, confidence, index, label, prediction, images[row])
+            mistakes.add(confidences[row], _make_wrong_image, confidences[row], index, label, prediction, images[row])
         num_images += len(images)
     values = sums.compute()
     return ClassificationResult(
@@ -245,17 +244,3 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
 
 def _make_wrong_image(confidence: float, index: int, label: str, prediction: str, image: "Image") -> WrongImage:
     return WrongImage(confidence, index, label, prediction, make_thumbnail(image))
-
-
-def _make_columns(logits: torch.Tensor, labels: torch.Tensor) -> "dict[str, NDArray[Any]]":
-    """Return the columns of `ClassificationMetrics` for logits [B, K] and true classes [B]."""
-    log_probabilities = torch.log_softmax(logits.double(), dim=-1)
-    top_classes = find_largest(log_probabilities, 5)  # of fewer than five classes all
-    return {
-        "predictions": top_classes[:, 0].numpy(),
-        "references": labels.numpy(),
-        "top_k": top_classes.numpy(),
-        "confidences": log_probabilities.amax(dim=-1).exp().numpy(),
-        "probabilities": log_probabilities.exp().numpy(),
-        "losses": -log_probabilities.gather(1, labels[:, None])[:, 0].numpy(),
-    }
