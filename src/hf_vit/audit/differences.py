@@ -142,8 +142,8 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
         if (first_prediction.label, first_prediction.is_right) != (prediction.label, prediction.is_right):
             num_disagreements += 1
             example = Disagreement(index, None, label, (first_prediction, prediction))
-            most_certain.add(example.lower_probability, index, add_picture, example, image)
-    pictured = most_certain.sort()
+            most_certain.add(example.lower_probability, add_picture, example, image)
+    pictured = most_certain.entries
     return PairedAccuracy(
         num_images=len(first_predictions),
         both_right=outcomes[True, True],
