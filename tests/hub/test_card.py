@@ -301,6 +301,27 @@ def test_data_and_models_of_the_hub_are_linked_and_numbers_have_commands(folder:
     assert "Measured by\n\n```bash\nhf-vit evaluate x\n```\n\n`hf-vit verify me/mine --results` evaluates" in card
 
 
+def test_results_of_replaced_weights_are_not_shown(told: Path) -> None:
+    """The same tensors in other files are no other weights; a user's own program records nothing."""
+    model = AutoModelForImageClassification.from_pretrained(told)
+    append_record(told, record("evaluation", {"thresholds": {"ant": 0.4}}, data=data("test", 4)))
+    (told / "model.safetensors").unlink()
+    model.save_pretrained(told, max_shard_size="2KB")
+    assert len(list(told.glob("*.safetensors"))) > 1
+    card = render_card(told)
+    assert "98.77%" in card
+    assert "The weights were replaced" not in card
+    assert Facts.load(told).find_thresholds() == {"ant": 0.4}
+    torch.nn.init.ones_(model.classifier.weight)
+    model.save_pretrained(told)
+    card = render_card(told)
+    assert "98.77%" not in card
+    assert "The weights were replaced" in card
+    assert Facts.load(told).find_thresholds() == {}
+    append_record(told, record("evaluation", {"top1": 0.75}, data=data("test", 4)))
+    assert "| 75.00% |" in render_card(told), "measured after it"
+
+
 def test_an_evaluation_of_older_weights_is_not_shown(told: Path) -> None:
     append_record(told, record("training", {"steps": 1}, seed=18, data=data("train", 1257)))
     card = render_card(told)

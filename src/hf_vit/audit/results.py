@@ -86,7 +86,7 @@ def audit_results(
     Raises:
         UserError: the model or facts.json cannot be read.
     """
-    facts = Facts.load(folder)
+    facts = Facts(records=Facts.load(folder).records)  # without the folder, so that results of other weights stay
     findings = find_unrecorded_results(folder, facts)
     records = select_records(facts)
     if records:

@@ -268,6 +268,7 @@ def _make_evaluation_sections(folder: Path, facts: Facts) -> dict[str, Any]:
     plots: Any = with_plots[-1].values["pictures"] if with_plots else ()
     drawn = [name for name in _PICTURES if name in plots and (folder / name).is_file()]
     return {
+        "has_replaced_weights": facts.has_replaced_weights,
         "results": [_make_result_row(record, training, results) for record in results],
         "warnings": [line for record in results for line in _make_warning_lines(record, results)],
         "commands": [format_code_block(command, "bash") for command in commands],

@@ -13,6 +13,7 @@ made from this file. A record:
 | versions | object          | Python and library versions                                                         |
 | hardware | object          | device, name, cores, memory_gib; for a GPU also gpus and gpu_memory_gib             |
 | seconds  | float or null   | duration of the measurement                                                         |
+| weights  | str or null     | hash of the weights that the folder held (see `hash_weights`)                       |
 | values   | object          | the measurements; accuracies and errors are fractions in [0, 1], times in seconds   |
 
 Unknown fields are kept when a file is read and written again. JSON has no NaN or infinity, so these, and integers too
@@ -20,6 +21,8 @@ large for a float, are written as the strings "nan", "inf" and "-inf". All value
 `hf_vit.results.redaction`, so that the file holds no host names, user names, absolute paths or secrets.
 """
 
+import functools
+import hashlib
 import json
 import math
 import os
@@ -30,10 +33,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, JsonValue, TypeAdapter, ValidationError
+import numpy as np
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+)
 
 from hf_vit.environment import list_versions, read_hardware
 from hf_vit.errors import UserError
+from hf_vit.repositories.reading import WEIGHTS, list_shards
 from hf_vit.results.redaction import redact_command, redact_values
 from hf_vit.writing import write_atomically
 
@@ -68,6 +83,7 @@ class Record(BaseModel):
     versions: dict[str, str] = Field(default_factory=dict)
     hardware: _Values = Field(default_factory=dict)
     seconds: FiniteFloat | None = None
+    weights: str | None = None
     values: _Values = Field(default_factory=dict)
 
 
@@ -84,6 +100,7 @@ class Facts(BaseModel):
     """All records of one model folder, oldest first."""
 
     records: list[Record] = Field(default_factory=list[Record])
+    _folder: Path | None = PrivateAttr(None)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
@@ -95,7 +112,9 @@ class Facts(BaseModel):
         path = Path(folder) / FACTS_NAME
         try:
             records = _RECORDS.validate_json(path.read_text(encoding="utf-8"))
-            return cls(records=_RECORDS.validate_python(_redact_records(records)))
+            facts = cls(records=_RECORDS.validate_python(_redact_records(records)))
+            facts._folder = Path(folder)
+            return facts
         except FileNotFoundError:
             return cls()
         except ValueError as error:
@@ -131,9 +150,27 @@ class Facts(BaseModel):
         return [record for record in self.records if record.kind in ("training", "conversion")]
 
     def select_current(self) -> list[Record]:
-        """Return the last training or conversion and all records after it: those that describe the current weights."""
+        """Return the last training or conversion and all measurements after it of the weights that the folder holds.
+
+        Measurements of other weights, which a program that records nothing has replaced since, are left out.
+        """
         origins = [index for index, record in enumerate(self.records) if record.kind in ("training", "conversion")]
-        return self.records[origins[-1] if origins else 0 :]
+        first = origins[-1] if origins else 0
+        current = enumerate(self.records[first:], start=first)
+        return [record for index, record in current if index in origins or not self._is_of_other_weights(record)]
+
+    @property
+    def has_replaced_weights(self) -> bool:
+        """Whether a program that records nothing replaced the weights after the last training or conversion."""
+        return any(map(self._is_of_other_weights, self.list_origins()[-1:]))
+
+    def _is_of_other_weights(self, record: Record) -> bool:
+        return record.weights is not None and self._weights is not None and record.weights != self._weights
+
+    @functools.cached_property
+    def _weights(self) -> str | None:
+        """The hash of the weights that the folder holds now; None without a folder or weights."""
+        return None if self._folder is None else hash_weights(self._folder)
 
 
 def append_record(folder: str | os.PathLike[str], record: Record) -> None:
@@ -146,8 +183,33 @@ def append_record(folder: str | os.PathLike[str], record: Record) -> None:
         raise UserError(f"{FACTS_NAME} cannot be written: {folder} does not exist; save the model there first")
     with lock_folder(folder):
         facts = Facts.load(folder)
-        facts.records.append(record)
+        facts.records.append(record.model_copy(update={"weights": hash_weights(folder)}))
         facts.save(folder)
+
+
+def hash_weights(folder: str | os.PathLike[str]) -> str | None:
+    """Return the first 16 digits of the SHA-256 of a folder's tensors with names, types and shapes; None without them.
+
+    It does not depend on how the tensors are divided among files.
+    """
+    folder = Path(folder)
+    tensors: dict[str, tuple[str, Any]] = {}
+    try:
+        for name in list_shards(folder, str(folder)) or WEIGHTS[:1]:
+            content = np.memmap(folder / name, np.uint8, "r")
+            start = 8 + int.from_bytes(content[:8], "little")
+            for tensor, entry in json.loads(bytes(content[8:start])).items():
+                if tensor != "__metadata__":
+                    begin, end = entry["data_offsets"]
+                    form = f"{tensor}\t{entry['dtype']}\t{entry['shape']}\n"
+                    tensors[tensor] = form, content[start + begin : start + end]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # no weights, or damaged ones
+        return None
+    digest = hashlib.sha256()
+    for _, (form, values) in sorted(tensors.items()):
+        digest.update(form.encode())
+        digest.update(values)
+    return digest.hexdigest()[:16]
 
 
 def is_recorded(folder: str | os.PathLike[str], kind: str, values: Mapping[str, Any]) -> bool:
