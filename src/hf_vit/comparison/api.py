@@ -25,7 +25,6 @@ from hf_vit.comparison.result_files import (
     ComparisonSettings,
     JudgedModel,
     ModelResult,
-    ModelSpeed,
     Share,
     SpeedResult,
 )
@@ -491,7 +490,7 @@ def save_comparison(
             continue
         values["compared_with"] = [other.name for other in run.results if other is not result]
         if run.speed is not None:
-            values["speed"] = run.speed.rows[result.name].model_dump(mode="json") | {"quiet": run.speed.quiet}
+            values["speed"] = asdict(run.speed.rows[result.name]) | {"quiet": run.speed.quiet}
         how: Any = {"command": command, "seed": seed, "device": str(loaded.device)}
         record = make_record("benchmark", values=values, data=result.inputs.data, **how)
         loaded.check_same_folder()
@@ -523,7 +522,7 @@ def _measure_speed(
         **inputs,
         others_load=round(load, 2),
         quiet=load <= BUSY,
-        rows={name: ModelSpeed(**round_floats(asdict(speed))) for name, speed in speeds.items()},
+        rows={name: round_floats(asdict(speed)) for name, speed in speeds.items()},
     )
     result.write(path)
     report("speed: measured")

@@ -14,6 +14,7 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation.protocols.robustness import list_corruptions
 from hf_vit.results.documents import Document, ModelInput
 from hf_vit.results.facts import DataFact, redact_json
+from hf_vit.speed.measuring import ForwardSpeed
 
 
 @final
@@ -139,32 +140,11 @@ class ModelResult(Document):
 
 
 @final
-class Spread(BaseModel):
-    """Median and quartiles of a value over the turns, to four digits, which is finer than their noise."""
-
-    lower: float
-    median: float
-    upper: float
-
-
-@final
-class ModelSpeed(BaseModel):
-    """The speed of a model: images/s, the speed relative to the first model (paired by turns), and memory.
-
-    `peak_memory` is the most that torch allocates in a forward pass in addition to weights and input, in bytes; None
-    for a graph.
-    """
-
-    images_per_second: Spread
-    times_as_fast: Spread
-    peak_memory: int | None
-
-
-@final
 class SpeedResult(Document):
     """The speed of models that were timed in turns in one process.
 
-    `others_load` is the number of cores that other processes used; `quiet` is True if they hardly used any.
+    Speeds are rounded to four digits, which is finer than their noise. `others_load` is the number of cores that other
+    processes used; `quiet` is True if they hardly used any.
     """
 
     command: ClassVar[str] = "hf-vit compare"
@@ -176,4 +156,4 @@ class SpeedResult(Document):
     hardware: dict[str, Any]
     others_load: float
     quiet: bool
-    rows: dict[str, ModelSpeed]
+    rows: dict[str, ForwardSpeed]

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,8 +144,8 @@ def _list_numbers(result: ModelResult, speed: SpeedResult | None) -> dict[str, A
     row |= {f"fgsm_{epsilon}": value for epsilon, value in (result.fgsm or {}).items()}
     if speed is not None:
         model_speed = speed.rows[result.name]
-        row |= {f"times_as_fast_{name}": value for name, value in model_speed.times_as_fast.model_dump().items()}
-        images_per_second = model_speed.images_per_second.model_dump()
+        row |= {f"times_as_fast_{name}": value for name, value in asdict(model_speed.times_as_fast).items()}
+        images_per_second = asdict(model_speed.images_per_second)
         row |= {f"images_per_second_{name}": value for name, value in images_per_second.items()}
         row["peak_memory"] = model_speed.peak_memory
     return row

@@ -22,6 +22,7 @@ from transformers import AutoModel, PreTrainedModel, TrainerCallback, TrainerSta
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.data.transforms import TrainTransform
 from hf_vit.errors import UserError
+from hf_vit.evaluation.reading import compute_features
 from hf_vit.loading.start import build_model, build_processor
 from hf_vit.results.figures import make_figure, save_figure
 from hf_vit.training.plan import Run, Start
@@ -32,7 +33,7 @@ from hf_vit.training.trainer.hf_vit_trainer import HfViTTrainer
 from hf_vit.training.trainer.sampling import derive_seed
 from hf_vit_settings import ContrastiveOptions, Recipe
 
-_PICTURE_IMAGES = 1000  # in the picture of the embeddings
+_PICTURE_IMAGES, _PICTURE_BATCH = 1000, 64  # of the picture of the embeddings
 _MAX_NAMED_CLASSES = 20
 
 
@@ -207,15 +208,6 @@ def collate_views(examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]
     return {"views": stack_pixels(examples)}
 
 
-@torch.no_grad()
-def embed(encoder: nn.Module, images: Sequence[torch.Tensor], batch_size: int = 64) -> NDArray[np.float32]:
-    """Compute the pooled outputs [n, D] of an encoder in evaluation mode for n images [C, H, W]."""
-    device = next(encoder.parameters()).device
-    starts = range(0, len(images), batch_size)
-    batches = (torch.stack(list(images[start : start + batch_size])).to(device) for start in starts)
-    return torch.cat([encoder(batch).pooler_output.float().cpu() for batch in batches]).numpy()
-
-
 @final
 class Contrast(PretextTask):
     """Pre-training by `MomentumContrast`, which saves the encoder; `fields` replace those of its configuration."""
@@ -271,9 +263,13 @@ class Contrast(PretextTask):
         assert isinstance(run.model, MomentumContrast)
         return [MomentumUpdate(run.model)]
 
+    @torch.no_grad()
     def draw(self, run: Run, model: PreTrainedModel, path: Path) -> None:
         images, labels = zip(*load_validation_images(run, _PICTURE_IMAGES), strict=True)
-        draw_embeddings(embed(model, images), list(labels), run.data.label_names, path)
+        starts = range(0, len(images), _PICTURE_BATCH)
+        batches = (torch.stack(images[start : start + _PICTURE_BATCH]).to(model.device) for start in starts)
+        embeddings = np.concatenate([compute_features(model, batch) for batch in batches])
+        draw_embeddings(embeddings, labels, run.data.label_names, path)
 
 
 def draw_embeddings(
