@@ -12,9 +12,11 @@ the square inside the round picture is used, without the black corners.
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,30 +28,37 @@ from hf_vit.data.images import ImageScan, decode_image
 from hf_vit.environment import require
 from hf_vit.errors import UserError
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 # Numbers of the splits in the random keys of synthetic data sets.
 SPLIT_NUMBERS = {"train": 1, "validation": 2, "test": 3}
 # Limit of a table in memory, in bytes; Arrow's offsets end at twice that.
 _LARGEST_TABLE = 1 << 30
 
 
-def make_table(
-    encoded: Sequence[bytes], scans: Sequence[ImageScan], labels: Sequence[int], names: list[str]
-) -> "Dataset":
-    """Return a table with the columns "image" and "label" from encoded images."""
+Row = tuple[ImageScan, int, bytes]  # the scan of an image, its class number and its file
+
+
+def make_data(
+    name: str, rows: Mapping[str, Iterable[Row]], label_names: list[str], fingerprint: str | None = None
+) -> ImageData:
+    """Return the images of all splits in memory; the fingerprint is by default a hash of their content."""
     import pyarrow as pa
     from datasets import ClassLabel, Dataset, DatasetInfo, Features
     from datasets import Image as ImageFeature
     from datasets.table import InMemoryTable
 
-    features = Features({"image": ImageFeature(), "label": ClassLabel(names=names)})
-    image_fields = [pa.array(encoded, pa.binary()), pa.array([scan.name for scan in scans], pa.string())]
-    columns = [pa.StructArray.from_arrays(image_fields, ["bytes", "path"]), pa.array(labels, pa.int64())]
-    table = InMemoryTable(pa.table(columns, schema=features.arrow_schema))
-    # Dataset.from_dict would encode, copy and hash every byte again: 20 s instead of 2 s for the photos at 384 px.
-    return Dataset(table, info=DatasetInfo(features=features), fingerprint=hash_text(repr(list(scans))))
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=label_names)})
+    splits: dict[str, Dataset] = {}
+    seen: dict[str, list[ImageScan]] = {}
+    for split, rows_of_split in rows.items():
+        scans, labels, files = map(list, zip(*rows_of_split, strict=True))
+        seen[split] = scans
+        image_fields = [pa.array(files, pa.binary()), pa.array([scan.name for scan in scans], pa.string())]
+        columns = [pa.StructArray.from_arrays(image_fields, ["bytes", "path"]), pa.array(labels, pa.int64())]
+        table = InMemoryTable(pa.table(columns, schema=features.arrow_schema))
+        # Dataset.from_dict would encode, copy and hash every byte again: 20 s instead of 2 s for the photos at 384 px.
+        splits[split] = Dataset(table, info=DatasetInfo(features=features), fingerprint=hash_text(repr(scans)))
+    fingerprint = fingerprint or hash_content(splits, seen, label_names)
+    return ImageData(name, fingerprint, splits, label_names, seen=seen)
 
 
 def encode_netpbm(pixels: bytes, size: tuple[int, int], mode: str = "RGB") -> bytes:
@@ -113,13 +122,13 @@ def digits(image_size: tuple[int, int] | None = None) -> ImageData:
     labels = np.asarray(bunch.target, dtype=np.int64)
     # The source has gray levels 0..16.
     pixels = np.rint(np.asarray(bunch.images) * (255 / 16)).astype(np.uint8)
-    images: dict[str, list[_Row]] = {}
-    for split, rows in _split_digits(labels).items():
-        images[split] = [
-            _Row(f"digit-{row:04d}.pgm", pixels[row].tobytes(), Image.fromarray(pixels[row]), int(labels[row]))
-            for row in rows.tolist()
-        ]
-    return _build_data("digits", images, [str(digit) for digit in range(10)], image_size)
+
+    def make_row(row: int) -> Row:
+        image = Image.fromarray(pixels[row])
+        return _make_row(f"digit-{row:04d}.pgm", pixels[row].tobytes(), image, int(labels[row]), image_size)
+
+    rows = {split: map(make_row, of_split.tolist()) for split, of_split in _split_digits(labels).items()}
+    return make_data("digits", rows, [str(digit) for digit in range(10)])
 
 
 def _split_digits(labels: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
@@ -150,43 +159,25 @@ def photos(image_size: tuple[int, int] | None = None) -> ImageData:
             f"photos cannot be loaded at {image_size[0]}x{image_size[1]} px; "
             f"choose an --image-size of at most {MAX_PHOTO_SIDE} px a side"
         )
-    images: dict[str, list[_Row]] = {split: [] for split in _CROPS}
+    crops: dict[str, list[tuple[str, bytes, Image.Image, int]]] = {split: [] for split in _CROPS}
     for label, (name, file, frame) in enumerate(PHOTOGRAPHS):
         path = _find_photograph(file)
         source = hashlib.sha256(path.read_bytes()).hexdigest()
         photograph = decode_image(path)
         for split, number, box in crop_boxes(frame or (0, 0, *photograph.size), seed=label):
             image_name = f"{name}-{split}-{number:03d}.ppm"
-            images[split].append(_Row(image_name, f"{source} {box}".encode(), photograph.crop(box), label))
-    return _build_data("photos", images, [name for name, _, _ in PHOTOGRAPHS], image_size)
+            crops[split].append((image_name, f"{source} {box}".encode(), photograph.crop(box), label))
+    # The crops are enlarged and encoded when their split is made.
+    rows = {split: starmap(partial(_make_row, image_size=image_size), of_split) for split, of_split in crops.items()}
+    return make_data("photos", rows, [name for name, _, _ in PHOTOGRAPHS])
 
 
-class _Row(NamedTuple):
-    """An image before it is resized; `identity` are the bytes that its digest is computed from."""
-
-    name: str
-    identity: bytes
-    image: Image.Image
-    label: int
-
-
-def _build_data(
-    name: str, images_by_split: Mapping[str, list[_Row]], label_names: list[str], image_size: tuple[int, int] | None
-) -> ImageData:
-    """Build the tables of all splits; with `image_size`, (height, width) px, the pictures are resized."""
-    splits: dict[str, Dataset] = {}
-    scans: dict[str, list[ImageScan]] = {}
-    for split, rows in images_by_split.items():
-        images = [row.image for row in rows]
-        if image_size is not None:
-            images = [image.resize((image_size[1], image_size[0]), Image.Resampling.BILINEAR) for image in images]
-        scans[split] = [
-            ImageScan(row.name, hashlib.sha256(row.identity).hexdigest(), image.height, image.width)
-            for row, image in zip(rows, images, strict=True)
-        ]
-        files = [encode_netpbm(image.tobytes(), image.size, image.mode) for image in images]
-        splits[split] = make_table(files, scans[split], [row.label for row in rows], label_names)
-    return ImageData(name, hash_content(splits, scans, label_names), splits, label_names, seen=scans)
+def _make_row(name: str, identity: bytes, image: Image.Image, label: int, image_size: tuple[int, int] | None) -> Row:
+    """Encode an image, resized to `image_size`, (height, width) px; its digest is that of the bytes `identity`."""
+    if image_size is not None:
+        image = image.resize((image_size[1], image_size[0]), Image.Resampling.BILINEAR)
+    scan = ImageScan(name, hashlib.sha256(identity).hexdigest(), image.height, image.width)
+    return scan, label, encode_netpbm(image.tobytes(), image.size, image.mode)
 
 
 def crop_boxes(frame: tuple[int, int, int, int], seed: int) -> Iterator[tuple[str, int, tuple[int, int, int, int]]]:

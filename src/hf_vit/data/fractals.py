@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_vit.data.augmentation import draw_uniforms, make_random_keys
-from hf_vit.data.builtin import SPLIT_NUMBERS, encode_netpbm, make_table, parse_numbers, refuse_large
+from hf_vit.data.builtin import SPLIT_NUMBERS, Row, encode_netpbm, make_data, parse_numbers, refuse_large
 from hf_vit.data.fingerprints import hash_text
 from hf_vit.data.image_data import ImageData
 from hf_vit.data.images import ImageScan
 
 if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
+    from datasets import IterableDataset
 
 _Floats = NDArray[np.float64]
 # Images of a class in validation and in test.
@@ -105,8 +105,8 @@ class Fractals:
             parts.append(_render_images(*systems, keys[batch], size, self.jitter / 100))
         return np.concatenate(parts)
 
-    def rows(self, split: str, first: int, last: int, size: int) -> Iterator[tuple[ImageScan, int, bytes]]:
-        """Yield (scan, class number, file) of the images from number `first` to `last` - 1."""
+    def rows(self, split: str, first: int, last: int, size: int) -> Iterator[Row]:
+        """Yield the rows of the images from number `first` to `last` - 1."""
         step = max(1, 256 * 32 * 32 // (size * size))
         for start in range(first, last, step):
             numbers = np.arange(start, min(last, start + step), dtype=np.int64)
@@ -120,14 +120,8 @@ class Fractals:
         """Return all splits in memory with images of `size` px a side; raise UserError if they are too large."""
         remedy = "add --streaming, which creates images when they are needed, or ask for fewer images"
         refuse_large(self.name, self.count("train"), size, remedy)
-        splits: dict[str, Dataset] = {}
-        scans: dict[str, list[ImageScan]] = {}
-        for split in SPLIT_NUMBERS:
-            rows = list(self.rows(split, 0, self.count(split), size))
-            scans[split] = [scan for scan, _, _ in rows]
-            labels, files = [label for _, label, _ in rows], [file for _, _, file in rows]
-            splits[split] = make_table(files, scans[split], labels, self.label_names)
-        return ImageData(self.name, hash_text(self.name), splits, self.label_names, seen=scans)
+        rows = {split: self.rows(split, 0, self.count(split), size) for split in SPLIT_NUMBERS}
+        return make_data(self.name, rows, self.label_names, hash_text(self.name))
 
     def stream(self, split: str, size: int) -> "IterableDataset":
         """Return a split as an undecoded stream, which creates images when they are read."""
