@@ -105,7 +105,7 @@ FOLDERS = {
     "an empty class": (lambda root: write(folders(root), "newt/"), "'.*newt' holds no images; add some, or move"),
     "yolo": (lambda root: write(root, "images/1.png", "labels/1.txt"), "labels' holds no images; .* of YOLO or Pascal"),
     "two lists": (lambda root: write(root, "train/labels.csv", "val/metadata.csv", "val/labels.csv", "1.png"),
-                  "holds two lists in one folder, labels.csv and metadata.csv; give the path of one, or keep only one"),
+                  "holds labels.csv and metadata.csv in one folder; give one of them by its path"),
     "one image *": (lambda root: folders(folders(root), newt=1), "class 'newt' has 1 image; to cut validation"),
     "one class *": (lambda root: folders(root, cat=9), r"have the class cat, but a classifier needs at least two"),
     "a class of test": (lambda root: make_folder(folders(root, "train") / "test", {"a": 4, "c": 4}).parent,

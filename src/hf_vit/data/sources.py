@@ -276,12 +276,9 @@ def _resolve_folder(root: Path, source: str, name: str) -> DataSource:
         paths = [root.joinpath(*parts) for parts in data_files]
         if kind == "idx":
             return _make_idx_source(paths, name, source)
-        lists = {path.parent: path for path in paths}
-        if kind == "list" and (other := next((path for path in paths if path != lists[path.parent]), None)):
-            names = f"{other.name} and {lists[other.parent].name}"
-            raise UserError(
-                f"'{source}' holds two lists in one folder, {names}; give the path of one, or keep only one"
-            )
+        folders_of_lists = [path.parent for path in paths] if kind == "list" else []
+        if twins := [path.name for path in paths if folders_of_lists.count(path.parent) > 1]:
+            raise UserError(f"'{source}' holds {twins[0]} and {twins[1]} in one folder; give one of them by its path")
         count = 0 if kind == "list" else sum(map(_has_image_name, files))
         note = f"'{name}' is read from its {kind} files, such as {paths[0].name}, not from its {count:,} image files"
         files_by_split = _divide_files(zip(paths, data_files, strict=True))
