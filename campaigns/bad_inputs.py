@@ -32,7 +32,7 @@ from hf_vit_cli.main import build_app, main
 
 SECONDS, MEMORY = 120, 4 << 30  # for one call
 # What is told before a value is looked at.
-FIRST = ("offline mode", "no token for the Hub", "out of memory", "needs Ray")
+FIRST = ("offline mode", "no token for the Hub", "out of memory", "memory is full", "needs Ray")
 TALKING = ("finetune", "pretrain", "soup", "compare", "analyze")  # say on standard output what they do, line by line
 CHECKPOINT = ROOT / "tests/golden/vit_tok.ckpt.npz"
 # What Python does not show of a library's warnings.

@@ -184,6 +184,8 @@ def test_nothing_is_written_among_the_images(fails, save_classifier, class_folde
             fails((name, folder, "--images", class_folders, "--output", output), "in the folder of the data")
         fails(("data", class_folders, "--output", output), "in the folder of the data")
     assert sorted(class_folders.rglob("*")) == before
+    (loop := folder.parent / "loop").symlink_to(loop)
+    fails(("embed", folder, "--data", loop, "--output", folder.parent / "out"), str(loop))
 
 
 def _probabilities(images):

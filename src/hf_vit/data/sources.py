@@ -85,7 +85,7 @@ def refuse_output_in(data: object, output: str | os.PathLike[str] | None) -> Non
     """Raise UserError if the output is in the folder of the data, where the next command would read it as images."""
     if output is None or not isinstance(data, str | os.PathLike) or is_builtin(str(data)):
         return
-    outer, inner = (f"{str(to_path(path).resolve()).rstrip('/')}/" for path in (data, output))
+    outer, inner = (os.path.join(os.path.realpath(str(to_path(path))), "") for path in (data, output))
     if inner.startswith(outer) and is_folder(to_path(data)):
         raise UserError(f"the output {output} is in the folder of the data, {data}; choose one outside that folder")
 
