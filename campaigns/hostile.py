@@ -284,7 +284,7 @@ def prepare(folder: Path) -> Iterator[Callable[[str], str]]:
         def client() -> Client:
             made = Client(hub, folder / "client")
             stack.callback(made.close)
-            made.preload(*HEAVY)
+            made.warm.ask("warm_up", names=HEAVY)  # once for all cases, many of which need them
             return made
 
         def client_of(transport: str) -> Client:

@@ -86,4 +86,4 @@ def start(name: str, folder: str, environment: dict[str, str], transport: str, a
 
 
 if __name__ == "__main__":
-    zygote.answer(prepare, start=start, wait=zygote.wait)
+    zygote.answer(prepare, warm_up=zygote.warm_up, start=start, wait=zygote.wait)
