@@ -128,9 +128,7 @@ def test_a_run_killed_in_its_final_tidying_is_finished(left, train, done, tmp_pa
     monkeypatch.setattr(HfViTTrainer, "train", lambda *args, **kwargs: pytest.fail("trained again"))
     again = train(output, told.append, dict(learning_rate=0.1), resume=True)
     (line,) = told
-    assert line.startswith(
-        f"{output} already holds a finished model, so there is nothing to resume; to train it furthe"
-    )
+    assert line.startswith(f"{output} already holds a finished model, so there is nothing to resume; to train it ")
     assert {path.name for path in output.iterdir()} == {p.name for p in done.folder.iterdir()} - {"checkpoints"}
     assert (output / "facts.json").read_bytes() == (done.folder / "facts.json").read_bytes()
     assert same_weights(output, done.folder)
