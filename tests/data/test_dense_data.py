@@ -391,7 +391,10 @@ BAD_MASKS = [
     (lambda path: Image.new("RGB", (20, 16)).save(path), "has a color mask (mode RGB); save masks with one channel of"),
     (filled(999, np.uint16), "has a mask with the value 999; write classes as 0 to 254, and ignored pixels as 255"),
     (lambda path: path.write_text("a mask"), "has a mask that is not an image"),
-    (lambda path: path.write_bytes(path.read_bytes()[:60]), "has a mask that is damaged or cannot be read"),
+    (
+        lambda path: path.write_bytes(path.read_bytes()[:60]),
+        "has a mask that is damaged or cannot be read (image file is trunc",
+    ),
     (lambda path: path.unlink(), "has no mask; add a mask with the same name"),
 ]
 

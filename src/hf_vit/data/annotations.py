@@ -34,7 +34,7 @@ class Annotation:
     amounts: dict[int, int]
 
 
-def read_class_numbers(mask: Image.Image, reduce_labels: bool = False) -> NDArray[np.uint8]:
+def read_class_numbers(mask: Image.Image, reduce_labels: bool) -> NDArray[np.uint8]:
     """Return the class numbers of a saved mask, [H, W], with `IGNORED` for ignored pixels.
 
     The palette indices of a mask of mode "P" are its classes. With `reduce_labels` 0 becomes `IGNORED` and every other
