@@ -234,6 +234,10 @@ def test_a_batch_moves_no_boxes(tmp_path):
     alone, together = (run.result.measures for run in runs)
     assert alone == together
     assert alone["ap75"] > 0
+    crowded = {"image": images, "objects": [rows[0], rows[1] | {"iscrowd": [1]}]}
+    data = ImageData("two", "1" * 16, {"test": Dataset.from_dict(crowded)}, ["sky", "cat"], target="objects")
+    measures = evaluate_protocol("detection", (model, processor), data, progress=False).result.measures
+    assert measures["ap75"] > alone["ap75"], "answers inside a crowd are no mistakes"
 
 
 def test_a_batch_moves_no_pixels():

@@ -541,6 +541,7 @@ def test_accuracy_under_attack_equals_the_closed_form():
     assert result.clean == float((margins > 0).double().mean())
     assert result.fgsm == result.pgd == wanted
     assert 0 < wanted[-1] < wanted[0] < result.clean
+    assert robustness(examine(subject, data), epsilons=(0.5,)).steps == 10
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -452,6 +452,18 @@ def test_two_views_are_a_function_of_seed_epoch_and_image():
     assert torch.equal(torch.get_rng_state(), state), "nobody else's numbers are drawn"
 
 
+def test_colors_of_views_change_as_in_byol():
+    """A fifth of the images becomes gray; of the second views a fifth is solarized (2006.07733, appendix B)."""
+    processor = make_processor(HfViTConfig(patch_size=8, **SIZES))
+    views = TwoViews(processor, None, seed=3)
+    prepared = views.prepare([Image.new("RGB", (16, 16), (230, 200, 170))] * 600)
+    pixels = torch.stack(views.finish(prepared, np.arange(600, dtype=np.uint64))).mean(dim=(3, 4))  # [600, 2, 3]
+    is_gray = (pixels.amax(dim=2) - pixels.amin(dim=2)) < 0.01
+    is_solarized = pixels.amax(dim=2) < -0.1  # what was bright is dark
+    assert is_gray.double().mean(dim=0).tolist() == pytest.approx([0.2, 0.2], abs=0.06)
+    assert is_solarized.double().mean(dim=0).tolist() == pytest.approx([0, 0.2], abs=0.06)
+
+
 def test_a_stream_of_views_is_shuffled(colours, tiny_config, tmp_path):
     """Else a batch of files that are sorted by class would compare images of one class, the same in every epoch."""
     write_parquet(tmp_path / "colours.parquet", sorted(colours.rglob("*.png")))

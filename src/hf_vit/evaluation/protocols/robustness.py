@@ -43,7 +43,7 @@ def fgsm(loss: Loss, pixels: torch.Tensor, epsilon: float) -> torch.Tensor:
 
 
 def pgd(
-    loss: Loss, pixels: torch.Tensor, epsilon: float, *, steps: int = 10, start: torch.Tensor | None = None
+    loss: Loss, pixels: torch.Tensor, epsilon: float, *, steps: int, start: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Attack pixels in 0..1 with steps of 2.5 epsilon / `steps` along the sign of the gradient, within `epsilon`.
 
