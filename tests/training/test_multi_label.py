@@ -19,6 +19,7 @@ from hf_vit import UserError
 from hf_vit.analysis import open_images
 from hf_vit.audit.results import audit_results
 from hf_vit.data import load_data
+from hf_vit.evaluation import prediction
 from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, compute_multi_label_metrics, pick_thresholds
 from hf_vit.hub.card import render_card
 from hf_vit.pages.making import make_page
@@ -219,6 +220,7 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
         append_record(tmp_path / "model", told)
         fails(("predict", tmp_path / "model", *one), "no threshold for the class blue")
     append_record(tmp_path / "model", training)  # of new weights, for which no threshold is fitted yet
+    prediction._warn_once.cache_clear()  # another test may have had the same warning
     for _ in range(2):
         _, out, _ = command("predict", tmp_path / "model", *one, "--json")
         assert json.loads(out)[0]["labels"] == [name for name, score in expected.items() if score >= 0.5]
