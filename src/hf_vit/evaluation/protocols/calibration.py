@@ -111,12 +111,12 @@ class CalibrationResult(SingleTableResult):
         return {"calibration error": self.plain.ece, **scaled}
 
     def table(self) -> Table:
-        fitted = f"{self.temperature or 1:.3f}"
+        scaled_by = f"{self.temperature or 1:.3f}"
         if (self.temperature or 1) < 1.001 * _TEMPERATURES[0]:
-            fitted += " (the lowest: the fit has no mistakes)"
+            scaled_by += " (the lowest: the fit has no mistakes)"
         rows = [
             [temperature, percent(diagram.ece), percent(diagram.mce), f"{diagram.loss:.4f}"]
-            for temperature, diagram in (("1", self.plain), (fitted, self.scaled))
+            for temperature, diagram in (("1", self.plain), (scaled_by, self.scaled))
             if diagram is not None
         ]
         return Table(["temperature", "calibration error", "largest gap of a bin", "loss (nats)"], rows)
