@@ -524,6 +524,23 @@ def test_calibrated_answers_are_closer(fields: dict[str, Any], share: float):
 
 
 @pytest.mark.parametrize(
+    ("kind", "fields"), [("axial_resnet", {}), ("axial", {"stage_depths": (1,), "stem_width": 16})]
+)
+@torch.no_grad()
+def test_calibrated_answers_of_axial_resnets_are_closer(kind: str, fields: dict[str, Any]):
+    """Their batch norms are merged into dense layers, which are calibrated too."""
+    model: Any = (FAMILIES | OTHERS)[kind].build("model", **fields).eval()
+    images = torch.randn(80, 3, *model.config.nominal_size, generator=torch.Generator().manual_seed(0))
+    wanted = model(images[16:]).last_hidden_state
+    plain, calibrated = (
+        hf_vit.optimize_for_inference(copy.deepcopy(model), quantize="int8", calibrate=chosen)(images[16:])
+        for chosen in (None, images[:16])
+    )
+    errors = [(given.last_hidden_state - wanted).norm() for given in (calibrated, plain)]
+    assert errors[0] < 0.7 * errors[1]
+
+
+@pytest.mark.parametrize(
     ("images", "told"),
     [
         (torch.zeros(0, 3, 16, 16), "calibrate has no images"),

@@ -11,7 +11,7 @@ from hf_vit.conversion.targets.graphs.fitting import Inputs
 from hf_vit.inference.freezing import add_base
 from hf_vit.inference.layers import Dense, Merged, derive
 
-# Layers that read what another of their module reads, with which they are merged: they need no record.
+# Layers of blocks that read what another of their module reads, with which they are merged: they need no record.
 _MERGED_WITH_ANOTHER = ("k_proj", "v_proj", "up_proj")
 _BATCH = 8  # images computed at a time
 
@@ -22,7 +22,7 @@ def record_inputs(model: nn.Module, images: torch.Tensor) -> Generator[None]:
     linears: dict[str, Any] = {
         name: module
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and not name.endswith(_MERGED_WITH_ANOTHER)
+        if type(module) is nn.Linear and (".map." in name or not name.endswith(_MERGED_WITH_ANOTHER))
     }
 
     def record(linear: Any, arguments: tuple[torch.Tensor, ...]) -> None:

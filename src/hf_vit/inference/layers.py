@@ -55,11 +55,13 @@ class Dense(Merged):
 
     merged_weight: torch.Tensor
     merged_bias: torch.Tensor | None
-    inputs: Any = None  # what `calibration` recorded of them
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str | None = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str | None = None, source: Any = None
+    ) -> None:
         super().__init__()
         self.approximate = approximate  # torch's name of the GELU's approximation, None for no GELU
+        self.inputs: Any = getattr(source, "inputs", None)  # what `calibration` recorded of the layer `source`
         self.register_buffer("merged_weight", weight.detach())
         self.register_buffer("merged_bias", None if bias is None else bias.detach())
 
@@ -78,9 +80,7 @@ class Dense(Merged):
             factor = scale.lambda1.to(dtype)
             weight = weight * factor[:, None]
             bias = None if bias is None else bias * factor
-        dense = cls(weight, bias)
-        dense.inputs = getattr(next(iter(linears)), "inputs", None)
-        return dense
+        return cls(weight, bias, source=linears[0])
 
     @classmethod
     def from_dense_norm(cls, dense_norm: DenseNorm, dtype: torch.dtype) -> "Dense":
@@ -89,7 +89,8 @@ class Dense(Merged):
         bias: Any = dense_norm.dense.bias  # None, unless an adapter added one
         if bias is not None:
             shift = shift + bias * scale
-        return cls(dense_norm.dense.weight.to(dtype) * scale.to(dtype)[:, None], shift.to(dtype))
+        weight = dense_norm.dense.weight.to(dtype) * scale.to(dtype)[:, None]
+        return cls(weight, shift.to(dtype), source=dense_norm.dense)
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the product [..., O] of inputs [..., I], then GELU if there was one, plus `residual`."""
