@@ -537,7 +537,7 @@ def test_calibrated_answers_of_axial_resnets_are_closer(kind: str, fields: dict[
         for chosen in (None, images[:16])
     )
     errors = [(given.last_hidden_state - wanted).norm() for given in (calibrated, plain)]
-    assert errors[0] < 0.7 * errors[1]
+    assert errors[0] < 0.8 * errors[1]
 
 
 @pytest.mark.parametrize(
