@@ -158,6 +158,31 @@ def test_registered_as_a_bare_model(write: Write, tmp_path: Path) -> None:
         assert torch.equal(logits_by(auto_class, tmp_path / "saved", images), own(images).logits)
 
 
+def test_what_an_own_class_loads_and_adds(tmp_path: Path) -> None:
+    """Its initialization leaves loaded weights alone, however it writes; layers that it adds begin small."""
+
+    class Own(HfViTForImageClassification):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.added = torch.nn.ModuleList(
+                [torch.nn.Embedding(50, 32), torch.nn.ConvTranspose2d(32, 8, 2, 2), torch.nn.Conv1d(32, 8, 3)]
+            )
+            self.post_init()
+
+        def _init_weights(self, module: torch.nn.Module) -> None:
+            super()._init_weights(module)
+            if isinstance(module, torch.nn.Linear):
+                module.weight.data.normal_()
+
+    wanted = fill(HfViTForImageClassification(tiny_config()))
+    wanted.save_pretrained(tmp_path / "plain")
+    own = Own.from_pretrained(tmp_path / "plain").state_dict()
+    deviations = [own.pop(f"added.{i}.weight").std().item() for i in range(3)]
+    assert deviations == pytest.approx([0.02, 32**-0.5, 0.02], rel=0.1)
+    assert not any(own.pop(f"added.{i}.bias").any() for i in (1, 2))
+    torch.testing.assert_close(own, wanted.state_dict(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("case", ["not registered", "of the same name", "in __main__"])
 def test_class_whose_code_is_not_saved(case: str, write: Write, stranger: Client, tmp_path: Path, monkeypatch):
     """Saving says so; without the package nothing takes its place, with it a warning says what does."""

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTBaseConfig, HfViTConfig
 from .embeddings_hf_vit import Grid
@@ -55,15 +54,6 @@ class PyramidLevel(nn.Module):
         self.projection_norm = ChannelNorm(size, eps=config.layer_norm_eps)
         self.convolution = nn.Conv2d(size, size, kernel_size=3, padding=1, bias=False)
         self.convolution_norm = ChannelNorm(size, eps=config.layer_norm_eps)
-
-    def init_weights(self) -> None:
-        """Initialize deconvolutions like LeCun: kernel and stride are equal, so an output reads every input channel
-        once.
-        """
-        for module in self.resize:
-            if isinstance(module, nn.ConvTranspose2d):
-                init.normal_(module.weight, std=module.in_channels**-0.5)
-                init.zeros_(module.bias)  # pyright: ignore[reportArgumentType]
 
     def forward(self, feature_map: torch.Tensor) -> torch.Tensor:
         hidden = self.projection_norm(self.projection(self.resize(feature_map)))

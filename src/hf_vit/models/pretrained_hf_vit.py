@@ -219,11 +219,18 @@ class HfPublishedMixin:
     def is_custom_code(cls) -> bool:
         """Return False, so that transformers initializes these models as its own.
 
-        In custom code, transformers skips modules without parameters of their own, to protect loaded weights; their
-        `init_weights` would never run. Here loaded weights are safe, because `init_weights` uses only functions of
-        `transformers.initialization`, which leave them alone.
+        In custom code, transformers skips modules without parameters of their own, whose `init_weights` would never run.
         """
         return False
+
+    def initialize_weights(self) -> None:
+        """Initialize what was not loaded; a user's `_init_weights` never sees modules whose weights all were."""
+        model: Any = self
+        for module in model.modules():
+            tensors = [*module.parameters(), *module.buffers()]
+            if tensors and all(getattr(tensor, "_is_hf_initialized", False) for tensor in tensors):
+                module._is_hf_initialized = True
+        super().initialize_weights()  # pyright: ignore[reportAttributeAccessIssue]
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
         """Save the model; the configuration saves its code too (see `HfBaseConfig`).
@@ -293,9 +300,13 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
 
         A module of another kind initializes itself in its method `init_weights`, which runs after its children's.
         """
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            initialize = init.xavier_uniform_ if isinstance(module, nn.Linear) else lecun_normal_
-            initialize(module.weight)
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
+            if isinstance(module, nn.Linear):
+                init.xavier_uniform_(module.weight)
+            elif isinstance(module, nn.Conv2d):
+                lecun_normal_(module.weight)
+            else:  # LeCun's too: where kernel and stride are equal, an output reads every input channel once
+                init.normal_(module.weight, std=module.in_channels**-0.5)
             if isinstance(module.bias, nn.Parameter):
                 init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | nn.BatchNorm1d | nn.BatchNorm2d):
@@ -305,6 +316,8 @@ class HfPreTrainedModel(HfPublishedMixin, PreTrainedModel):
             self.init_heads()
         elif not isinstance(module, PreTrainedModel) and hasattr(module, "init_weights"):
             module.init_weights()  # pyright: ignore[reportCallIssue]
+        else:
+            super()._init_weights(module)  # layers that a user's class adds
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Return the attention implementation.
