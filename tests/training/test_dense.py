@@ -188,6 +188,13 @@ def test_a_checkpoint_is_trained_on(head: str, tmp_path: Path, monkeypatch: pyte
         assert len(same) > 10
 
 
+@pytest.mark.parametrize("norm", [False, True, None])
+def test_a_linear_head_normalizes_maps_without_a_norm(norm: bool | None) -> None:
+    """As those of Perception Encoder's spatial ViTs."""
+    config = hf_vit.HfViTConfig(**VIT, patch_size=16, pooling="gap", norm_after_pooling=norm)
+    assert build_dense_model(find_model(config), "linear", ["a", "b"])[0].config.use_norm == (norm is None)
+
+
 @pytest.mark.parametrize("head", DENSE_HEADS)
 def test_the_loss_falls(head: str) -> None:
     model, _ = build("plain", head)

@@ -224,7 +224,8 @@ def _make_head_fields(head: str, backbone: Any, use_masks: bool) -> dict[str, An
     # One anchor size per map, eight times its stride as in torchvision; maps of equal stride get different sizes too.
     sizes = [8 * strides[0] * 2**index for index in range(len(strides))]
     fields: dict[str, dict[str, Any]] = {
-        "linear": {"use_norm": isinstance(backbone.config, HfResNetBaseConfig | HfMixerConfig)},
+        # Without a last norm: ResNets and Mixers, whose config has no such field, and some ViTs (PE-spatial).
+        "linear": {"use_norm": getattr(backbone.config, "norm_after_pooling", None) is None},
         "upernet": {"use_auxiliary_head": len(strides) > 2},
         "mask2former": {"feature_strides": strides},
         "mask-rcnn": {"use_masks": use_masks, "anchor_sizes": sizes},
