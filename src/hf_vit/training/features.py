@@ -137,11 +137,10 @@ def _compute(run: Run, images: TransformedImages, rows: range) -> torch.Tensor:
 def bypass_backbone(model: Any) -> None:
     """Let a classifier take the features of `load_features` in place of images, until `restore_backbone`."""
     config = model.config
-    token = get_class_token_index(config) + 1 if getattr(config, "has_distillation_head", False) else 0
 
     def forward(features: torch.Tensor, **unused: Any) -> BaseModelOutputWithPooling:
         pooled, distilled = features[:, : config.pooled_size], features[:, None, config.pooled_size :]
-        states: Any = distilled.expand(-1, token + 1, -1)  # the head reads the last one alone
+        states: Any = distilled.expand(-1, 2, -1)  # the head reads the last one alone
         return BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=cast(Any, pooled))
 
     model.base_model.forward = forward
