@@ -11,7 +11,9 @@ from training.conftest import make_tiny_config, same_weights, untimed_log
 
 from hf_vit import HfAxialResNetConfig, HfMixerConfig, HfViTModel, UserError
 from hf_vit.cost import cost_summary
+from hf_vit.loading.start import find_model
 from hf_vit.training import finetune, pretrain
+from hf_vit.training.tasks.dense import build_dense_model
 
 STEADY = dict(tune="head", steps=12, evaluations=3, batch_size=16, learning_rate=1e-2)
 STEADY |= dict(random_resized_crop=(0, 0), horizontal_flip=0.0, rotation_degrees=0.0)
@@ -53,10 +55,11 @@ def test_a_file_in_place_of_the_cache_is_told_before_any_work(train, tmp_path, m
     [
         (make_tiny_config(), {}),
         (make_tiny_config(**DISTILLED), dict(average_decay=0.9, micro_batch_size=4)),
+        (make_tiny_config(**DISTILLED, is_causal=True), {}),
         (HfMixerConfig(**MIXER), dict(optimizer="sgd", precision="bf16", sam_rho=0.05)),
         (HfAxialResNetConfig(image_size=8, stage_depths=[1], stem_width=8), {}),
     ],
-    ids=["vit", "distilled", "mixer-bf16", "batch-norms"],
+    ids=["vit", "distilled", "distilled-causal", "mixer-bf16", "batch-norms"],
 )
 def test_heads_are_those_of_images(config, settings, train, cache):
     """Sums in batches of another size differ in the last digits: 2**-23 of float32, or 2**-8 of bfloat16."""
@@ -96,10 +99,15 @@ def test_resume_is_exact_and_an_interrupted_cache_is_completed(train, killed, ca
     assert [path for path, time in files(cache).items() if written[path] != time] == [lost]
 
 
-def test_attention_pooling_that_is_new_is_trained_with_the_head(train, colours, tmp_path):
-    """A checkpoint of patch prediction has none, and features of a random pooling would be learned from otherwise."""
-    settings = dict(steps=1, evaluations=1, batch_size=16, micro_batch_size=8)
-    encoder = pretrain(make_tiny_config(pooling="map"), colours, tmp_path / "encoder", **settings).folder
+@pytest.mark.parametrize("kind", ["patch prediction", "segmentation"])
+def test_attention_pooling_that_is_new_is_trained_with_the_head(kind, train, colours, tmp_path):
+    """Such a checkpoint has none, and features of a random pooling would be learned from otherwise."""
+    config, encoder = make_tiny_config(pooling="map"), tmp_path / "encoder"
+    if kind == "segmentation":
+        for part in build_dense_model(find_model(config), "linear", ["sky", "cat"]):
+            part.save_pretrained(encoder)
+    else:
+        pretrain(config, colours, encoder, steps=1, evaluations=1, batch_size=16, micro_batch_size=8)
     before = train("one", encoder, steps=1, learning_rate=1e-9).model.state_dict()
     after = train("more", encoder).model.state_dict()
     changed = {name for name, weight in after.items() if (weight - before[name]).abs().max() > 1e-4}

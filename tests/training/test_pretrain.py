@@ -18,6 +18,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoModelForMaskedImageM
 from hf_vit import (
     HfAxialViTConfig,
     HfAxialViTModel,
+    HfBitConfig,
     HfHybridViTConfig,
     HfHybridViTModel,
     HfViTConfig,
@@ -185,6 +186,7 @@ def test_pictures_show_images_of_the_whole_split(colours, tiny_config):
     assert (len(labels), [label for _, label in shown]) == (8, [labels[row] for row in (0, 1, 3, 4, 6)])
 
 
+BIT = HfBitConfig(image_size=8, stage_depths=(1,), stem_width=32)
 REFUSED = [
     ({"objective": "jigsaw"}, "--objective jigsaw is unknown; choose one of masked-patch, next-patch, contrastive"),
     ({"target": "edges"}, "target 'edges' is unknown; choose one of mean_color, downsampled, pixels"),
@@ -195,6 +197,8 @@ REFUSED = [
     ({"num_hidden_groups": 7}, "num_hidden_groups=7 exceeds num_hidden_layers=2"),
     ({"config": HfViTConfig(image_size=8, patch_size=2), "target": "downsampled"}, "to 4x4; a patch of 2x2 px"),
     ({"config": HfAxialViTConfig(image_size=8, patch_size=4), "objective": "next-patch"}, "possible for an Axial-V"),
+    ({"config": BIT, "objective": "contrastive", "class_token": False}, "sets pooling and use_class_token of the mo"),
+    ({"config": BIT, "objective": "contrastive", "causal": True}, "sets is_causal of the model, but Bit of 1 stages"),
 ]
 
 

@@ -279,7 +279,7 @@ def test_cosine_ends_at_the_smallest_learning_rate():
 
 
 def test_a_recipes_architecture_is_of_fresh_weights_alone(tiny_config, tiny_checkpoint):
-    recipe = find_recipe("deit3").override(dropout=0.0)
+    recipe = find_recipe("deit3").override(dropout=0.0, drop_path=0.0)
     data = SimpleNamespace(label_names=["a", "b"])
     model, _ = build_for_classes(Start(find_model(tiny_config()), data, None), recipe)
     assert (model.config.layer_scale_init_value, model.config.position_on_class_token) == (1e-4, False)

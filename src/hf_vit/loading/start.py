@@ -25,7 +25,8 @@ from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit.repositories.reading import COUNTER, explain_load_errors, refuse_unread_weights
 
 _HEADS = ("classifier", "distillation_classifier")
-_POOLER = ("vit.pooler.", "pooler.")  # checkpoints of patch prediction have none
+_POOLER = ("vit.pooler.", "pooler.")
+WITHOUT_POOLER: tuple[Door, ...] = ("masked_prediction", "backbone")  # doors whose checkpoints have none
 # Prefixes of parameters that are initialized for a door (kind of model) even if a checkpoint is loaded.
 _NEW: Mapping[Door, tuple[str, ...]] = {
     "model": (),
@@ -207,6 +208,11 @@ def _build(
     assert family is not None
     if door in family.not_applicable:
         raise UserError(f"{source.name} cannot be used for this task: {family.explain_missing_class(door)}")
+    if missing := [name for name in changes if not hasattr(source.config, name)]:
+        raise UserError(
+            f"the recipe or an option sets {' and '.join(missing)} of the model, but {source.name} does not have this "
+            "setting; leave the option out, or choose another --recipe or model"
+        )
     sizes: dict[str, Any] = {}
     if image_size is not None:
         sizes = {"image_size": image_size[0] if image_size[0] == image_size[1] else image_size}
@@ -345,7 +351,7 @@ def _load(
             own = cast(Any, find_family(config.model_type)).classes["model"](source.config).state_dict()
         prefix = f"{model.base_model_prefix}."
         refuse_unread_weights(model, [key for key in unread if key.removeprefix(prefix) not in own], source.name)
-    allowed = (*new, *_POOLER) if source.door == "masked_prediction" else new
+    allowed = (*new, *_POOLER) if source.door in WITHOUT_POOLER else new
     mismatched_keys = {key[0] if isinstance(key, tuple) else key for key in report["mismatched_keys"]}
     missing_keys = {key for key in report["missing_keys"] if not key.endswith(COUNTER)}
     misfits = sorted(key for key in {*missing_keys, *mismatched_keys} if not key.startswith(allowed))

@@ -18,6 +18,7 @@ from hf_vit.environment import emulates_bfloat16, get_cpu_capabilities, measure_
 from hf_vit.errors import UserError
 from hf_vit.families import find_family
 from hf_vit.loading.folders import WORK_FOLDER
+from hf_vit.loading.start import WITHOUT_POOLER
 from hf_vit.models.configuration_hf_vit import HfViTBaseConfig, as_pair
 from hf_vit.training.processes import make_refusal, world_size
 from hf_vit.training.trainer.losses import BinaryCrossEntropy, WeightedCrossEntropy
@@ -359,7 +360,7 @@ def configure_weights(run: Run) -> dict[str, Any]:
     elif recipe.tune == "lora":
         settings["adapter"] = LoraAdapter(run.model, recipe.lora_rank, recipe.lora_alpha)
     poolers = [weight for name, weight in run.model.named_parameters() if ".pooler." in name]
-    if poolers and run.source.door == "masked_prediction":  # such checkpoints have none, so that these are new
+    if poolers and run.source.door in WITHOUT_POOLER:  # these are new
         if run.options.cache_features:
             raise UserError(
                 f"--cache-features needs a frozen backbone, but {run.source.name} was pre-trained without the pooling "

@@ -115,11 +115,6 @@ def build_for_classes(
     source = start.source
     label_names = start.data.label_names
     if not source.has_weights:
-        if missing := [name for name in recipe.architecture if not hasattr(source.config, name)]:
-            raise UserError(
-                f"the recipe {recipe.name} sets {' and '.join(missing)} of the model, but {source.name} does not "
-                "have this setting; choose another --recipe or model"
-            )
         fields = recipe.architecture | fields
     classifier = build_classifier(
         source,
