@@ -91,6 +91,12 @@ def test_a_heads_backbone_has_its_dtype_and_its_attention(head, tmp_path):
     images = dense_heads.batch_for(head)["pixel_values"].double()
     wide = type(model).from_pretrained(tmp_path / "float32", dtype=torch.float64, attn_implementation="eager").eval()
     assert dense_heads.backbone_of(wide).config._attn_implementation == "eager"
+    for name in ("sdpa", "flex_attention"):
+        implementation = {"backbone_config": name} if head == "mask2former" else name  # its decoder has its own
+        wide.set_attn_implementation(implementation)
+        for loaded in (wide, type(model).from_pretrained(tmp_path / "float32", attn_implementation=implementation)):
+            assert dense_heads.backbone_of(loaded).config._attn_implementation == name
+    wide.set_attn_implementation("eager")
     wide.save_pretrained(tmp_path / "float64")
     for loaded in (wide, type(model).from_pretrained(tmp_path / "float64").eval()):
         assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float64}
@@ -100,6 +106,35 @@ def test_a_heads_backbone_has_its_dtype_and_its_attention(head, tmp_path):
     narrow(images.bfloat16())
     renamed = type(model).from_pretrained(tmp_path / "float32", id2label={"0": "sea", "1": "dog"}).config
     assert (renamed.id2label, renamed.label2id) == ({0: "sea", 1: "dog"}, {"sea": 0, "dog": 1})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", ["linear", "upernet"])
+def test_outputs_that_the_configuration_asks_for(head, tmp_path):
+    model, _ = dense_heads.build("plain", head)
+    model.eval().save_pretrained(tmp_path)
+    images = dense_heads.batch_for(head)["pixel_values"]
+    asked = type(model).from_pretrained(tmp_path, output_hidden_states=True, output_attentions=True).eval()
+    outputs = asked(images)
+    assert (len(outputs.hidden_states), len(outputs.attentions)) == (3, 2)
+    assert not asked(images, output_hidden_states=False, output_attentions=False).keys() - {"logits"}
+
+
+@pytest.mark.parametrize(("family", "head"), [*(("plain", head) for head in DENSE_HEADS), ("axial_resnet", "linear")])
+def test_int8_weights(family, head, tmp_path):
+    """Quantized when loaded, saved and loaded again."""
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    model, _ = dense_heads.build(family, head)
+    model.save_pretrained(tmp_path / "full")
+    quantization = TorchAoConfig(Int8WeightOnlyConfig())
+    quantized = type(model).from_pretrained(tmp_path / "full", quantization_config=quantization).eval()
+    quantized.save_pretrained(tmp_path / "int8")
+    images = dense_heads.batch_for(head)["pixel_values"]
+    with torch.no_grad():
+        given, again = (loaded(images)[0] for loaded in (quantized, type(model).from_pretrained(tmp_path / "int8")))
+    torch.testing.assert_close(again, given, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("head", ["linear", "upernet"])

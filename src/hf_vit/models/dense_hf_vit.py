@@ -6,7 +6,9 @@ local folder as a separate module, with its own copies of the sibling modules.
 
 from typing import Any, ClassVar
 
+from torch import nn
 from transformers import AutoBackbone, AutoConfig
+from transformers.backbone_utils import BackboneMixin
 from transformers.configuration_utils import PreTrainedConfig
 
 from .backbone_hf_vit import HfViTBackbone
@@ -71,3 +73,10 @@ class HfDenseMixin(HfPublishedMixin):
     input_modalities = "image"
     supports_gradient_checkpointing: ClassVar[bool] = True  # of the backbone's layers
     accepts_loss_kwargs: ClassVar[bool] = False  # the loss is a mean over the batch, which the Trainer scales
+    # Attention implementations of the backbone, which refuses those that it does not have.
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the backbone's patch embeddings, which quantization and adapters look up."""
+        modules: Any = self.modules()  # pyright: ignore[reportAttributeAccessIssue]
+        return next(module for module in modules if isinstance(module, BackboneMixin)).get_input_embeddings()  # pyright: ignore[reportAttributeAccessIssue]

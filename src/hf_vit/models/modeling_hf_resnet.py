@@ -26,7 +26,11 @@ class HfResNetPreTrainedModel(HfPreTrainedModel):
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of the weights, also in a replica of nn.DataParallel, which has no parameters itself."""
-        return self.base_model.encoder.root_conv.weight.dtype  # pyright: ignore[reportReturnType, reportAttributeAccessIssue]
+        return self.get_input_embeddings().weight.dtype  # pyright: ignore[reportReturnType]
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the convolution that reads the image, which quantization and adapters look up."""
+        return self.base_model.encoder.root_conv  # pyright: ignore[reportReturnType, reportAttributeAccessIssue]
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path | None, *args: Any, **kwargs: Any) -> Self:

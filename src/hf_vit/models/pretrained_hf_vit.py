@@ -253,8 +253,7 @@ class HfPublishedMixin:
         auto_class_of = {value: key for key, value in reversed(classes.items())}  # the first Auto class counts
         if target in auto_class_of:  # a class of the family
             return classes
-        parents_in_map = [parent for parent in parents if parent in auto_class_of]
-        auto_class = auto_class_of[parents_in_map[0]] if parents_in_map else model_class._auto_class
+        auto_class = next((auto_class_of[each] for each in parents if each in auto_class_of), model_class._auto_class)
         if auto_class is None:
             return classes
         if model_class._auto_class is not None and model_class.__module__ != "__main__":  # registered, with its code

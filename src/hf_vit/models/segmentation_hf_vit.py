@@ -75,7 +75,8 @@ class HfLinearForSemanticSegmentation(HfDenseMixin, PreTrainedModel):
         Raises:
             ValueError: labels for a model of one class.
         """
-        outputs = self.backbone(pixel_values, return_dict=True, **kwargs)
+        by_config = {name: getattr(self.config, name) for name in ("output_hidden_states", "output_attentions")}
+        outputs = self.backbone(pixel_values, return_dict=True, **by_config | kwargs)
         largest, *smaller = outputs.feature_maps
         resized = [
             F.interpolate(feature_map, largest.shape[2:], mode="bilinear", align_corners=False)
@@ -126,3 +127,4 @@ class HfMask2FormerForUniversalSegmentation(HfDenseMixin, Mask2FormerForUniversa
     config: HfMask2FormerConfig
     config_class = HfMask2FormerConfig
     _auto_class = "AutoModelForUniversalSegmentation"
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = False  # the decoder has a single implementation
