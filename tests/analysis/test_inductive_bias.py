@@ -8,7 +8,7 @@ import timm
 import torch
 from analysis.test_maps import THEIRS, TINY
 from evaluation.tiny import make_images
-from models.families import FAMILIES, randomise
+from models.families import FAMILIES, OTHERS, randomise
 from torch import nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 from transformers import (
@@ -116,6 +116,14 @@ def test_positions_and_borders_are_seen(family):
     assert run["equivariance"]["patch_shift_error"].min() > 0.1
     assert run["patch_permutation"]["feature_error"].min() > 0.1
     assert run["patch_permutation"]["output_error"].min() > 1e-3
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_places_of_incomplete_patches_are_refused(name, with_processor):
+    """40 px are two and a half places of 16 px, so that the middle of the map is not that of the image."""
+    model = OTHERS["bit"].build("classification", image_size=40, stage_depths=(1, 1, 1))
+    with pytest.raises(UserError, match=f"{name} needs images of whole patches, but some of the 3x3 patches of 40x40"):
+        analyze(with_processor(model), make_images(2, side=40), only=[name], settings=FEW)
 
 
 def test_a_head_of_zeros_has_no_defined_error(tmp_path, with_processor):

@@ -102,6 +102,7 @@ class ReceptiveField(FeatureAnalysis):
                 inputs = pixel_values.detach().clone().requires_grad_()
                 with torch.enable_grad():
                     maps, _ = self.read_maps(inputs)
+                self.compute_patch_px(inputs, maps[-1])  # refuses incomplete patches, whose middle is elsewhere
                 grids = [(features.shape[2], features.shape[3]) for features in maps]
                 for depth, features in enumerate(maps):
                     signs = self._draw_signs(features, depth, num_images)
