@@ -28,6 +28,7 @@ from hf_vit_settings import FinetuneOptions, Recipe
 
 _LARGEST_MICRO_BATCH = 128
 _BF16_FROM_WIDTH = 128
+_DENSE_PATCHES = 784  # of a Local-ViT, up to which attention takes no longer for all pairs than by its pattern
 # Evaluations of fewer images in all are not limited, and a limited one has at least so many of each split.
 _FEW_IMAGES, _LEAST_IMAGES = 10_000, 500
 _MOST_INITIAL = 0.1  # share of the initial weights in an average without a note
@@ -263,10 +264,13 @@ def use_bf16(options: FinetuneOptions, config: HfViTBaseConfig) -> bool:
 def choose_attention(run: Run, model: PreTrainedModel) -> None:
     """Use eager attention for bfloat16 on CPUs, where the backward pass of torch's fused one is slow (2.5x per step).
 
-    On CPUs that emulate bfloat16 the fused one needs 1/8 less memory and at most 1/16 more time, so it is kept.
+    On CPUs that emulate bfloat16 the fused one needs 1/8 less memory and at most 1/16 more time, so it is kept; as it
+    is for a Local-ViT of many patches, whose eager attention computes all pairs of them.
     """
     family = find_family(run.config.model_type)
     if family is None or not family.is_vit:
+        return
+    if family.name == "local" and math.prod(run.config.grid) > _DENSE_PATCHES:
         return
     if run.bf16 and pick_device(run.options.device).type == "cpu" and not emulates_bfloat16():
         model.set_attn_implementation("eager")
