@@ -57,7 +57,7 @@ def test_a_file_in_place_of_the_cache_is_told_before_any_work(train, tmp_path, m
         (make_tiny_config(**DISTILLED), dict(average_decay=0.9, micro_batch_size=4)),
         (make_tiny_config(**DISTILLED, is_causal=True), {}),
         (HfMixerConfig(**MIXER), dict(optimizer="sgd", precision="bf16", sam_rho=0.05)),
-        (HfAxialResNetConfig(image_size=8, stage_depths=[1], stem_width=8), {}),
+        (HfAxialResNetConfig(image_size=8, stage_depths=[1, 1, 1], stem_width=8), {}),  # of a stride of 16 px
     ],
     ids=["vit", "distilled", "distilled-causal", "mixer-bf16", "batch-norms"],
 )

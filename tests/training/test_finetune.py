@@ -28,7 +28,7 @@ from transformers import (
     pipeline,
 )
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
+from hf_vit import HfHybridViTConfig, HfLocalViTConfig, HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.cost import memory_plan
 from hf_vit.data import load_data
 from hf_vit.evaluation import evaluate, evaluate_protocol
@@ -37,7 +37,7 @@ from hf_vit.models.embeddings_hf_vit import resample_position_table
 from hf_vit.models.modeling_hf_vit import HfViTAttention
 from hf_vit.results.facts import Facts
 from hf_vit.training import FinetuneOptions, finetune
-from hf_vit.training.plan import limit_evaluation, note_memory, use_bf16
+from hf_vit.training.plan import choose_attention, limit_evaluation, note_memory, use_bf16
 from hf_vit.training.tasks.classification import compute_chance_accuracy, compute_metrics
 from hf_vit.training.trainer.callbacks import Patience
 from hf_vit_cli.main import main
@@ -131,6 +131,23 @@ def test_precision_auto_is_bfloat16_for_wide_models(precision, width, capabiliti
     processor(**capabilities)
     options = FinetuneOptions(device="cpu", precision=precision)
     assert use_bf16(options, tiny_config(hidden_size=width)) == is_bf16
+
+
+@pytest.mark.parametrize(
+    ("config", "attention"),
+    [
+        (HfViTConfig(image_size=32, patch_size=1), "eager"),
+        (HfLocalViTConfig(image_size=28, patch_size=1), "eager"),
+        (HfLocalViTConfig(image_size=32, patch_size=1), None),
+    ],
+)
+def test_bfloat16_on_cpus_leaves_the_attention_of_many_patches_local(config, attention, processor):
+    """A Local-ViT's eager attention computes all pairs of patches."""
+    processor(amx_bf16=True)
+    chosen = []
+    run = SimpleNamespace(config=config, bf16=True, options=FinetuneOptions(device="cpu"))
+    choose_attention(run, SimpleNamespace(set_attn_implementation=chosen.append))
+    assert chosen == [attention] * (attention is not None)
 
 
 def test_a_gpu_that_emulates_bfloat16_computes_in_float32(monkeypatch, tiny_config):
@@ -437,6 +454,8 @@ def test_a_training_takes_the_size_of_the_checkpoint_s_processor(succeeds, tiny_
     assert choose_image_size(source, [8, 8], None) == ((8, 8), [])
     cut = "the recipe's images of 15x18 px become 12x16 px, whole patches of 4x4 px"
     assert choose_image_size(source, None, (15, 18)) == ((12, 16), [cut])
+    hybrid = find_model(HfHybridViTConfig(stage_depths=(1, 1), stem_width=32))  # which fills up patches of 8 px
+    assert choose_image_size(hybrid, (36, 36), None) == ((36, 36), [])
     (model / "preprocessor_config.json").unlink()
     assert list(build_processor(source, source.config).image_mean) == [0.5] * 3
     assert f"{model} has no preprocessor_config.json, so pixels are scaled to [-1, 1]" in caplog.text

@@ -246,9 +246,11 @@ def choose_image_size(
     size = as_pair(requested or recommended or prepared or nominal)
     notes: list[str] = []
     family = find_family(source.config.model_type)
-    is_patched = family is not None and family.is_vit
-    whole = (size[0] // stride[0] * stride[0], size[1] // stride[1] * stride[1]) if is_patched else size
-    if whole != size and min(whole) > 0:
+    whole = (size[0] // stride[0] * stride[0], size[1] // stride[1] * stride[1])
+    grid = (0, 0)
+    if family is not None and family.is_vit and min(whole) > 0:
+        grid = source.config.grid_of(*size)  # a stem fills up incomplete patches
+    if any(0 < count * px < side for count, px, side in zip(grid, stride, size, strict=True)):
         if requested is None and size == recommended:
             notes.append(f"the recipe's images of {_px(size)} become {_px(whole)}, whole patches of {_px(stride)}")
             size = whole
@@ -263,6 +265,12 @@ def choose_image_size(
             f"which --image-size {nominal[0]}x{nominal[1]} gives"
         )
     return size, notes
+
+
+def get_least_size(source: Source) -> tuple[int, int]:
+    """Return the (height, width) px that images need: those of a patch, or 1 px for a ResNet, which has none."""
+    family = find_family(source.config.model_type)
+    return source.config.patch_stride if family is None or family.has_tokens else (1, 1)
 
 
 def _find_prepared_size(source: Source) -> tuple[int, int] | None:

@@ -43,7 +43,7 @@ from hf_vit.hub.card import write_card
 from hf_vit.hub.card_metadata import find_license, require_license
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints
 from hf_vit.loading.model import get_source_name
-from hf_vit.loading.start import choose_image_size, find_model
+from hf_vit.loading.start import choose_image_size, find_model, get_least_size
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.repositories.hub import check_repo_id
 from hf_vit.results.delivery import fill_folder
@@ -276,7 +276,7 @@ def open_start(job: Job, report: ReportLine, task: Task[Any] | type[Task[Any]] =
         target=task.target,
         keep=True,
     )
-    images = check_images(images, source.config.patch_stride, options.skip_bad_images)
+    images = check_images(images, get_least_size(source), options.skip_bad_images)
     for note in (*images.notes, *note_imbalance(images)):
         report(f"note: {note}")
     if images.skipped:

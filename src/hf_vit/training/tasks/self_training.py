@@ -26,6 +26,7 @@ from hf_vit.data.images import decode_image, undecode_images
 from hf_vit.data.load import UnlabeledImages, load_unlabeled
 from hf_vit.errors import UserError
 from hf_vit.loading.pixels import PixelScale
+from hf_vit.loading.start import get_least_size
 from hf_vit.models.pretrained_hf_vit import compute_classification_loss
 from hf_vit.training.plan import Run, Start
 from hf_vit.training.processes import make_refusal, world_size
@@ -158,7 +159,7 @@ class SelfTraining(TaughtTask):
             images = load_unlabeled(
                 self.options.unlabelled,
                 image_size=start.image_size,
-                min_size=start.source.config.patch_stride,
+                min_size=get_least_size(start.source),
                 skip_bad_images=self._skip_bad_images,
             )
             allowed_images = images.without(
