@@ -201,6 +201,17 @@ def test_initialisation_and_the_first_steps():
     assert losses[-1].item() < 0.1
 
 
+def test_logits_that_hardly_vary_leave_the_statistics_finite():
+    """Their variance is the difference of two large numbers, which rounding makes negative."""
+    torch.manual_seed(0)
+    model = HfAxialResNetForImageClassification(HfAxialResNetConfig(**TINY)).train()
+    for name, parameter in model.named_parameters():
+        if ".qkv.norm." in name:
+            torch.nn.init.constant_(parameter, 5.0 if name.endswith("bias") else 1e-3)
+    model(torch.randn(4, 3, 32, 32))
+    assert all(buffer.isfinite().all() for buffer in model.buffers())
+
+
 # As the stem of the Axial-ViT.
 
 VIT = {"image_size": 64, "patch_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from models.families import FAMILIES
+from models.families import FAMILIES, OTHERS
 from scipy.ndimage import zoom
 from timm.layers import RelPosBias
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -155,7 +155,11 @@ def test_relative_bias_is_timms():
 
 
 def resize_patches(patches: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    return F.interpolate(patches, size=size, mode="bilinear", antialias=True)
+    """torch's antialiasing (2.15) goes wrong on maps of one column."""
+    down, across = (
+        torch.from_numpy(linear_weights(*sides, True)) for sides in zip(patches.shape[2:], size, strict=True)
+    )
+    return down @ patches @ across.T
 
 
 @pytest.mark.parametrize("new", [(8, 8), (6, 9), (4, 5)])
@@ -168,7 +172,7 @@ def test_enlarged_patches_keep_their_embedding(new):
     torch.testing.assert_close(after, before, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("new", [(2, 2), (3, 4)])
+@pytest.mark.parametrize("new", [(2, 2), (3, 4), (3, 1)])
 def test_shrunk_patches_keep_their_embedding_in_least_squares(new):
     """The kernel minimises the mean squared change over white noise: numpy's solver on the resize as a matrix."""
     kernel = torch.randn(7, 3, 4, 5, dtype=torch.float64)
@@ -212,9 +216,30 @@ def test_kernels_and_positions_of_flexivit(old, new, tmp_path):
     torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("new", [(3, 1), (9, 1), (1, 3), (1, 1)])
+def test_a_table_for_images_of_one_column_or_row(new):
+    table = torch.randn(1, 35, 6, dtype=torch.float64)
+    wanted = (
+        np.kron(linear_weights(7, new[0], antialias=True), linear_weights(5, new[1], antialias=True)) @ table[0].numpy()
+    )
+    given = resample_position_table(table, (7, 5), new, num_prefix_tokens=0, mode="flexivit")
+    np.testing.assert_allclose(given[0], wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"), [("plain", "relative"), ("plain", "relative_bias"), ("axial_resnet", "default")]
+)
+def test_a_single_patch_is_at_no_offset_from_itself(name: str, choice: str):
+    """Its relative position is the middle of every table, not a corner."""
+    family = (FAMILIES | OTHERS)[name]
+    model = family.build("model", choice)
+    model(family.images(model.config)[:, :, :4, :4]).last_hidden_state.square().sum().backward()
+    tables = [parameter.grad for key, parameter in model.named_parameters() if key.endswith("offset_embeddings")]
+    assert all(table.any(dim=1).nonzero().tolist() == [[len(table) // 2]] for table in tables)
+
+
 @pytest.mark.parametrize(("old", "new"), [(4, 6), (7, 3)])
 def test_tables_of_rows_and_of_columns_are_smoothed_too(old: int, new: int):
-    """torch's antialiasing (2.15) goes wrong on maps of one column."""
     fields = {"position_interpolation": "flexivit", "image_size": (old * 4, old * 4)}
     model = PLAIN.build("model", "learned_2d", dtype=torch.float64, **fields)
     table = model.embeddings

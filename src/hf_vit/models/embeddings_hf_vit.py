@@ -50,6 +50,8 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
         rows = torch.arange(new_h, device=table.device).clamp(max=h - 1)
         columns = torch.arange(new_w, device=table.device).clamp(max=w - 1)
         return torch.where(_is_same_size(new_grid, (h, w)).to(table.device), table[rows][:, columns], square)
+    if is_same_grid((new_w, new_w), (1, 1)) and new_h != 1:  # torch 2.15 antialiases maps of one column wrongly
+        return resample_grid(table.transpose(0, 1), (1, new_h), mode, offset).transpose(0, 1)
     wide = table if table.dtype == torch.float64 else table.float()
     planes = wide.permute(2, 0, 1)[None]
     antialias = mode == "bicubic_antialias"
@@ -149,9 +151,8 @@ def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid, antialias: bool
     old_patch = (kernel.shape[2], kernel.shape[3])
     if old_patch == tuple(new_patch):
         return kernel
-    size = old_patch[0] * old_patch[1]
-    basis = torch.eye(size, dtype=torch.float64).reshape(size, 1, *old_patch)
-    resized = F.interpolate(basis, size=new_patch, mode="bilinear", antialias=antialias).reshape(size, -1)
+    basis = torch.eye(old_patch[0] * old_patch[1], dtype=torch.float64).unflatten(0, old_patch)
+    resized = resample_grid(basis, new_patch, "flexivit" if antialias else "bilinear").flatten(0, 1).T
     fitted_kernel = kernel.detach().cpu().double().flatten(2) @ torch.linalg.pinv(resized).T
     return fitted_kernel.reshape(*kernel.shape[:2], *new_patch).to(kernel.device, kernel.dtype)
 
@@ -378,6 +379,9 @@ class RelativePositions(nn.Module):
         table = self.offset_embeddings.reshape(2 * self.grid[0] - 1, 2 * self.grid[1] - 1, -1)
         if is_same_grid(grid, self.grid):
             return table
+        for axis, side in enumerate(grid):
+            if is_same_grid((side, side), (1, 1)):  # the only offset is 0, the middle one
+                table = table.narrow(axis, self.grid[axis] - 1, 1)
         return resample_grid(table, (2 * grid[0] - 1, 2 * grid[1] - 1), self.config.position_interpolation)
 
     def embed_pairs(self, grid: Grid) -> torch.Tensor:
@@ -570,7 +574,6 @@ class HfViTEmbeddings(nn.Module):
         if kind == "learned_2d":
             rows, columns = self.row_position_embeddings[0], self.column_position_embeddings[0]
             if not is_same_grid(grid, self.grid):
-                # A one-axis table is a grid of height 1, as torch 2.15 antialiases grids of width 1 wrongly.
                 resampling = self.config.position_interpolation, self.config.position_interpolation_offset
                 rows = resample_grid(rows[None], (1, grid[0]), *resampling)[0]
                 columns = resample_grid(columns[None], (1, grid[1]), *resampling)[0]

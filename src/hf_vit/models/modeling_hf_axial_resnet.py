@@ -59,7 +59,7 @@ class LogitNorm(nn.Module):
         variance = self.running_var
         if self.training:
             mean_square, mean, number = self.compute_moments(q, k, to_q, to_k)
-            variance = mean_square - mean.square()
+            variance = (mean_square - mean.square()).clamp(min=0)  # rounding may make it negative
             unbiased = variance.detach() * (number / (number - 1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
         return self.weight * torch.rsqrt(variance + self.eps)
@@ -125,6 +125,8 @@ class HfAxialResNetAttention(nn.Module):
         """Return the offset embeddings [2L-1, 2K + V] for lines of any length, resampled with aligned corners."""
         if self.offset_embeddings.shape[0] == 2 * length - 1:
             return self.offset_embeddings
+        if length == 1:  # the only offset is 0, the middle one
+            return self.offset_embeddings[self.offset_embeddings.shape[0] // 2, None]
         embeddings = self.offset_embeddings.to(torch.promote_types(self.offset_embeddings.dtype, torch.float32))
         resampled = F.interpolate(embeddings.T[None], size=2 * length - 1, mode="linear", align_corners=True)
         return resampled[0].T.to(self.offset_embeddings.dtype)

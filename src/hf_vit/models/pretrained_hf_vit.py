@@ -219,7 +219,7 @@ class HfPublishedMixin:
     def is_custom_code(cls) -> bool:
         """Return False, so that transformers initializes these models as its own.
 
-        In custom code, transformers skips modules without parameters of their own, whose `init_weights` would never run.
+        In custom code, transformers skips modules without parameters of their own; their `init_weights` would not run.
         """
         return False
 
