@@ -354,7 +354,7 @@ def test_a_killed_sweep_goes_on_to_the_same(swept, sweep, killed):
     assert same_weights(result.folder, done.folder)
 
 
-def test_a_rate_that_diverges_is_told_and_passed_over(sweep, tmp_path, monkeypatch):
+def test_a_rate_that_diverges_is_told_and_passed_over(sweep, tiny_config, colours, tmp_path, monkeypatch):
     learn = HfViTTrainer.compute_loss
 
     def explode(self, model, inputs, *args, **kwargs):
@@ -367,6 +367,10 @@ def test_a_rate_that_diverges_is_told_and_passed_over(sweep, tmp_path, monkeypat
     assert result.recipe.learning_rate == 3e-3
     with pytest.raises(UserError, match="infinite at every learning rate"):
         sweep(tmp_path / "none", rates=(1e-6,))
+    # The last step has a finite loss, and makes the weights infinite.
+    short = dict(lr_sweep=(1e38, 3e-3), steps=1, evaluations=1, warmup=0.0)
+    late = finetune(tiny_config(), str(colours), tmp_path / "late", **short)
+    assert [trial["accuracy"] is None for trial in late.trials] == [True, False]
 
 
 def test_a_sweep_by_command(command, fails, tiny_checkpoint, colours, tmp_path):

@@ -428,6 +428,8 @@ def _run_trial(job: Job, task: Task[Any], start: Start, report_line: ReportLine)
     except DivergedError:
         return trial
     best = find_best_evaluation(trainer.state)
+    if not math.isfinite(best["eval_score"]):  # the last step has spoiled the weights
+        return trial
     images = cast(Any, trainer.eval_dataset)
     trial |= {name: best[f"eval_{name}"] for name in metrics}
     trial |= {"best_step": int(best["step"]), "images": len(images) if hasattr(images, "__len__") else None}
