@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from training.conftest import Images, make_transformers_vit
-from transformers import Trainer
+from transformers import ConvNextConfig, ConvNextForImageClassification, Trainer
 
 from hf_vit import (
     HfAxialViTConfig,
@@ -329,8 +329,10 @@ def test_frozen_parameters_are_left_out(tiny_config):
 def test_a_model_without_layers_is_refused():
     model = nn.Linear(2, 2)
     model.config = type("Config", (), {"num_hidden_layers": 2})()
-    with pytest.raises(UserError, match="--layer-decay does not work with Linear"):
-        number_layers(model)
+    stages = ConvNextConfig(hidden_sizes=[4] * 4, depths=[1, 1, 2, 1])  # the layers of each are numbered from 0
+    for each in (model, ConvNextForImageClassification(stages)):
+        with pytest.raises(UserError, match=f"--layer-decay does not work with {type(each).__name__}"):
+            number_layers(each)
 
 
 def test_the_trainer_moves_lower_layers_less(tiny_config, make_trainer):

@@ -11,7 +11,8 @@ from hf_vit.errors import UserError
 from hf_vit.models.pretrained_hf_vit import HfBaseBackbone
 from hf_vit_settings import Recipe
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+# Not the layers of a stage, as in transformers' Hiera and ConvNeXt, which every stage numbers from 0.
+_LAYER = re.compile(r"(?:^|(?<!\.\d)\.)layers\.(\d+)\.")
 _EMBEDDINGS = re.compile(r"(?:^|\.)embeddings\.")
 
 
