@@ -23,11 +23,15 @@ def scaling_law(
     """Fit a scaling law E = a (C + d)^-b + c to at least 5 runs (4 without d), with 95% intervals."""
     from hf_vit.cost import fit_scaling_law, plot_scaling_law, read_points
     from hf_vit.errors import UserError
+    from hf_vit.results.facts import FACTS_NAME
 
     computes = predict or []
+    inputs = [Path(source).expanduser().resolve() for source in sources]
+    runs = [path.parent if path.name == FACTS_NAME else path for path in inputs]
+    if repeated := [source for source, run in zip(sources, runs, strict=True) if runs.count(run) > 1]:
+        raise UserError(f"{repeated[-1]} was given twice; give every run once")
     if output is not None:
-        inputs = [Path(source).expanduser().absolute() for source in sources]
-        if output.suffix.lower() != ".png" or output.absolute() in inputs:
+        if output.suffix.lower() != ".png" or output.resolve() in inputs:
             raise UserError(f"--output {output} cannot be used for the plot; give the name of a new .png file")
         if not output.absolute().parent.is_dir():
             raise UserError(f"the folder {output.parent} for the plot does not exist; create it first")

@@ -147,6 +147,14 @@ def test_tables_that_cannot_be_read_are_refused(tmp_path: Path, name: str, conte
         read_points(tmp_path / name)
 
 
+def test_a_source_that_is_given_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
+    """Its runs would count twice, and the intervals would be too narrow."""
+    monkeypatch.chdir(tmp_path)
+    for repeated in ("runs.csv", "model/facts.json"):
+        code, _, err = command("scaling-law", tmp_path / "runs.csv", "model", "others.json", repeated)
+        assert (code, err) == (1, f"hf-vit: {repeated} was given twice; give every run once\n")
+
+
 def test_the_plot_is_a_picture_of_the_law(tmp_path: Path) -> None:
     from PIL import Image
 
