@@ -508,6 +508,7 @@ def test_a_run_killed_before_it_told_the_facts_tells_them_later(model, pictures,
         succeeds(*words)
     (record,) = Facts.load(model).filter_kind("analysis")
     assert set(record.values["analyses"]) == {"attention_entropy"}
+    assert record.seconds is None, "the killed run measured them"
     (model / "README.md").unlink()  # as if the kill had come between the record and the card
     succeeds(*words)
     assert "attention_entropy" in (model / "README.md").read_text()

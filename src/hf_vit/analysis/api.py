@@ -273,7 +273,8 @@ def save_analyses(
         values = {"analyses": new, "skipped_images": len(images.skipped), "pictures": pictures}
         values |= record_engine(run.engine) if has_conflicts else {}
         options: dict[str, Any] = {"command": command, "seed": seed, "device": device}
-        options["seconds"] = sum(run._durations.get(name, 0.0) for name in new)
+        if new.keys() <= run._durations.keys():  # how long a run took that was killed is not known
+            options["seconds"] = sum(run._durations[name] for name in new)
         record = make_record("analysis", values=values, data=images.fact(), **options)
         append_record(folder, record)
     return record
