@@ -261,6 +261,7 @@ def load_config(context: typer.Context, file: Path | None) -> None:
         if name not in is_switch:
             close_names = get_close_matches(name, is_switch, 1)
             hint = f"did you mean {close_names[0]}?" if close_names else f"{context.command_path} --help lists all"
+            hint = "write all options into one file" if name == "config" else hint
             context.fail(f"--config {file}: '{key}' is not an option; {hint}")
         if value is not None:
             defaults[name] = value if isinstance(value, bool) and is_switch[name] else _to_text(value)

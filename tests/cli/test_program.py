@@ -284,7 +284,7 @@ def test_misuse_is_told_in_one_line(words, message, command):
         ("{learning_rate: x, data: d, output: o, model: S/16}", "--learning-rate 'x': "),
         ("{random_resized_crop: [1], data: d, output: o, model: S/16}", "--random-resized-crop '1': "),
         ("{steps: true, data: d, output: o, model: S/16}", "--steps 'True': "),
-        ("config: other.yaml", "'config' is not an option; did you mean confidence?"),
+        ("config: other.yaml", "'config' is not an option; write all options into one file"),
         ("{data: d, output: '', model: S/16}", "--output is empty; give a value, or leave the option out"),
         ("{streaming: maybe, data: d, output: o, model: S/16}", "--streaming 'maybe': "),
         ("{learning_rate: .1, seed: 3}", "--model and --data and --output must be given"),
