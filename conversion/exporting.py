@@ -128,7 +128,8 @@ def export(
         if calibrate is not None:
             size = as_pair(loaded.config.image_size)
             calibration = Calibration.load(calibrate, processor, size, input_form, agreement or AGREEMENT)
-        facts_folder = source.facts_folder if get_problem_type(loaded) == "multi_label_classification" else None
+        is_multi_label = get_problem_type(loaded) == "multi_label_classification"
+        facts_folder = source.facts_folder if is_multi_label else None
         thresholds = {} if facts_folder is None else Facts.load(facts_folder).find_thresholds()
         with deliver_folder(output_folder, force) as folder:
             graph_form = input_form, mode, calibration, opset, thresholds
@@ -151,6 +152,8 @@ def export(
             with explain_write_errors(output_folder):
                 append_record(folder, make_record("conversion", values=values, seconds=time.perf_counter() - start))
     int8 = None if quantization is None else quantization.describe()
+    if int8 is not None and is_multi_label:
+        int8 += "; the class is the most likely label, the other labels of this multi-label model were not compared"
     return ExportResult(Path(output).expanduser(), to, difference, measured_with, int8)
 
 
