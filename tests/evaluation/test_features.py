@@ -292,6 +292,16 @@ def test_what_does_not_load_is_told(save_classifier, name, change, message, capf
     assert capfd.readouterr() == ("", ""), "loading is quiet"
 
 
+def test_a_folder_that_has_only_graphs_names_theirs(save_classifier):
+    """As export --to transformers.js writes it."""
+    harm(folder := save_classifier(), WEIGHTS, None)
+    (folder / "onnx").mkdir()
+    with pytest.raises(
+        UserError, match=f"^{re.escape(f'{folder} holds no weights, but graphs in onnx; give {folder}/onnx')}$"
+    ):
+        load_model(folder)
+
+
 def test_layers_that_the_config_leaves_out_are_told(save_classifier):
     harm(folder := save_classifier(num_hidden_layers=2), CONFIG, {"num_hidden_layers": 1})
     with pytest.raises(UserError, match=r"do not fit its config\.json, whose model has no vit\.layers\.1\."):

@@ -54,6 +54,8 @@ def load_transformers(
     source.require_config()
     assert folder is not None
     if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
+        if (folder / "onnx").is_dir():
+            raise UserError(f"{name} holds no weights, but graphs in onnx; give {name}/onnx")
         raise UserError(
             f"{name} holds no weights, because model.safetensors is missing; copy it there, or save the model "
             "again with save_pretrained"
