@@ -24,6 +24,8 @@ from transformers import (
     AutoModelForImageClassification,
     Dinov2Config,
     Dinov2ForImageClassification,
+    LevitImageProcessor,
+    MobileViTImageProcessor,
     ResNetConfig,
     ResNetForImageClassification,
     ViTImageProcessor,
@@ -115,6 +117,14 @@ def test_graph_gives_what_the_model_does(family: str, choice: str, tmp_path: Pat
 def test_preparation_that_the_page_does_not_know_is_refused(settings: dict[str, Any], words: str):
     processor = ViTImageProcessor(**{"size": {"height": 16, "width": 16}, **settings})
     with pytest.raises(UserError, match=words):
+        describe_preprocessing(processor, (16, 16))
+
+
+@pytest.mark.parametrize(("kind", "step"), [(LevitImageProcessor, "resize"), (MobileViTImageProcessor, "_preprocess")])
+def test_steps_of_other_processors_are_refused(kind: Any, step: str):
+    """LeViT resizes to 256 / 224 of its size, MobileViT swaps the channels."""
+    processor = kind(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    with pytest.raises(UserError, match=f"cannot prepare images as {kind.__name__} does, which has its own {step};"):
         describe_preprocessing(processor, (16, 16))
 
 

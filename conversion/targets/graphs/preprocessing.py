@@ -27,7 +27,7 @@ _FILTERS = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
 _INT64, _DOUBLE, FLOAT = 7, 11, 1  # ONNX's numbers of the types
 END = 2**31 - 1
 # Methods of transformers' processors; a class that overrides one may do something that the graph does not.
-_STEPS = ("preprocess", "_preprocess", "process_image", "resize", "center_crop", "rescale_and_normalize", "normalize")
+STEPS = ("preprocess", "_preprocess", "process_image", "resize", "center_crop", "rescale_and_normalize", "normalize")
 
 
 @final
@@ -85,7 +85,7 @@ def _find_unsupported_steps(processor: Any) -> list[str]:
     processor_class: Any = type(processor)
     if not issubclass(processor_class, TorchvisionBackend):
         return [f"{processor_class.__name__} (not one of transformers' torchvision processors)"]
-    overridden = [name for name in _STEPS if getattr(processor_class, name) is not getattr(TorchvisionBackend, name)]
+    overridden = [name for name in STEPS if getattr(processor_class, name) is not getattr(TorchvisionBackend, name)]
     if overridden:
         return [f"{processor_class.__name__} (which overrides {overridden[0]})"]
     unsupported_steps = list[str]()

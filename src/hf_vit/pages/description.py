@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers.modeling_utils import PreTrainedModel
 
+from hf_vit.conversion.targets.graphs.preprocessing import STEPS
 from hf_vit.data.transforms import get_pixel_scale, refuse_own_shapes
 from hf_vit.errors import UserError
 from hf_vit.families import find_family, get_problem_type
@@ -56,6 +57,12 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
     refuse_own_shapes(processor, "the page")
     where = "in preprocessor_config.json"
     settings = processor.to_dict()
+    kind = type(processor)
+    if own_steps := sorted({*STEPS} & vars(kind).keys()):
+        raise UserError(
+            f"the page cannot prepare images as {kind.__name__} does, which has its own {own_steps[0]}; save a "
+            "ViTImageProcessor, or fine-tune the model with one"
+        )
     size = dict(settings.get("size") or {})
     crop = settings.get("crop_size") if settings.get("do_center_crop") else None
     resize = size if settings.get("do_resize", True) else None
