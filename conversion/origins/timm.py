@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from hf_vit.conversion.origins.beside import (
     ORIGINAL_PIXELS,
+    Count,
     Text,
     from_timm,
     read_class_names,
@@ -150,6 +151,7 @@ class TimmConfig(BaseModel):
     pretrained_cfg: dict[str, Any] | None = None
     label_names: list[Text] | None = None
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
+    max_num_patches: Count | None = None
 
 
 def refuse_foreign(architecture: str) -> None:
@@ -320,6 +322,8 @@ def declare(config_file: TimmConfig, companions: Companions, fields: Mapping[str
     # The top level takes precedence; files without a pretrained_cfg may have the older name.
     labels = config_file.label_names or pretrained.get("label_names") or pretrained.get("labels")
     fields = {**fields, **({} if config_file.problem_type is None else {"problem_type": config_file.problem_type})}
+    if config_file.max_num_patches is not None:
+        pixels |= {"max_num_patches": config_file.max_num_patches}
     return Declared(fields, read_size(arguments.get("img_size") or size), read_class_names(labels), pixels)
 
 
@@ -510,7 +514,7 @@ def _read_naflex_config(companions: Companions, shapes: Shapes) -> Declared:
     declared = declare(config_file, companions, fields)
     pixels = dict(declared.processor or {})
     h, w = pixels["crop_size"]["height"] // patch[0], pixels["crop_size"]["width"] // patch[1]
-    return replace(declared, image_size=None, processor=pixels | {"max_num_patches": h * w})
+    return replace(declared, image_size=None, processor={"max_num_patches": h * w} | pixels)
 
 
 def _configure_naflex(network: Network) -> Fields:

@@ -270,8 +270,10 @@ class TimmFolder(Target):
             "model_args": _make_arguments(outgoing, num_classes),
             "pretrained_cfg": _make_pretrained_config(outgoing, num_classes),
         }
-        if config.problem_type is not None:  # timm ignores it, but a conversion back reads it
-            config_file["problem_type"] = config.problem_type
+        # timm ignores these, but a conversion back reads them.
+        max_num_patches = getattr(outgoing.processor, "max_num_patches", None)
+        ours = {"problem_type": config.problem_type, "max_num_patches": max_num_patches}
+        config_file |= {name: value for name, value in ours.items() if value is not None}
         arrays = outgoing.arrays
         has_position = config.has_class_token and config.position_on_class_token is True and "pos_embed" in arrays
         if config.num_register_tokens and has_position:

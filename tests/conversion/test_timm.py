@@ -229,6 +229,8 @@ def test_images_in_their_own_shape(name: str, options: dict[str, bool], tmp_path
     native = torch.randn(2, 3, 20, 4 * grid[1], dtype=torch.float64)
     difference = ours.double()(native).logits - model.double()(native)
     assert difference.abs().max() <= (1e-7 if "parfac" in name else 1e-10)  # of which the sum is stored in float32
+    pixels.max_num_patches = 23
+    pixels.save_pretrained(result.output)
     exported = conversion.export(result.output, tmp_path / "exported", "timm")
     assert exported.difference <= 1e-5
     back: Any = timm.create_model(f"local-dir:{exported.output}", pretrained=True).eval()
@@ -236,6 +238,7 @@ def test_images_in_their_own_shape(name: str, options: dict[str, bool], tmp_path
         assert (back(image[None])[0] - logits).abs().max() <= 1e-5 * expected.abs().max()
     again = conversion.convert(exported.output, tmp_path / "again")
     assert again.plan.config.to_dict() == result.plan.config.to_dict()
+    assert hf_vit.image_processor_from_hub(again.output).max_num_patches == 23
 
 
 def test_tables_of_rows_and_columns_of_other_lengths_are_refused(tmp_path: Path):
