@@ -47,7 +47,13 @@ from hf_vit.errors import UserError
 from hf_vit.evaluation import predict
 from hf_vit.hub import card
 from hf_vit.hub.card import record_power, refresh_card, render_card, write_card
-from hf_vit.hub.card_metadata import find_common_license, find_license, find_metadata_errors, require_license
+from hf_vit.hub.card_metadata import (
+    describe_base_license,
+    find_common_license,
+    find_license,
+    find_metadata_errors,
+    require_license,
+)
 from hf_vit.hub.contents import collect, list_missing_facts, list_plots
 from hf_vit.hub.example import make_example
 from hf_vit.hub.model_folder import count_parameters, read_config
@@ -190,7 +196,15 @@ def test_nobody_s_license_is_asserted(told: Path, folder: Path, tmp_path: Path) 
     append_record(told, record("training", {"base_model": "a/b", "base_license": "cc-by-4.0"}, data=data("train", 9)))
     assert metadata(render_card(told))["license"] == "cc-by-4.0"
     assert metadata(render_card(told, license="mit"))["license"] == "mit"
+    named = {"license": "other", "license_name": "dinov3-license", "license_link": "https://example.org/license"}
+    base = {f"base_{name}": text for name, text in named.items()}
+    append_record(told, record("training", {"base_model": "a/b"} | base, data=data("train", 9)))
+    write_card(told)
+    for text in (write_card(told).read_text(), render_card(told, license="other")):
+        assert {name: metadata(text).get(name) for name in named} == named
+    assert describe_base_license(str(told)) == base
     write_card(told, license="mit")
+    assert "license_name" not in metadata(render_card(told))
     assert (find_license(str(told)), find_license("S/16"), find_license(str(tmp_path))) == ("mit", None, None)
     assert find_common_license([str(told), str(told)]) == "mit"
     assert find_common_license([str(told), "S/16"]) is None

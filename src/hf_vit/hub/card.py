@@ -71,8 +71,9 @@ def render_card(
     config = read_config(folder)
     facts = load_facts(folder, config)
     name = to_one_line(repo_id or _read_repo_id(folder) or folder.resolve().name)
-    license = license or read_license(folder) or find_base_license(facts)
-    metadata = make_metadata(config, facts, name, license, list_examples(folder))
+    known_license = read_license(folder) or find_base_license(facts)
+    stated_license = known_license if license in (None, known_license.get("license")) else {"license": license}
+    metadata = make_metadata(config, facts, name, stated_license, list_examples(folder))
     sections = make_sections(folder, config, facts, share_images, on_hub="/" in name)
     sections |= _make_usage_examples(folder, config, name)
     template = resources.files("hf_vit.model_cards").joinpath("card_template.md").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -39,6 +39,7 @@ _TEXTS = (
     "metric_type",
 )
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+_LICENSE_FIELDS = ("license", "license_name", "license_link")  # the name and the link are those of the license "other"
 # Settings of an evaluation that change what a protocol is fed.
 _INPUTS = ("features", "layers", "norm", "max_num_patches", "draft")
 
@@ -120,30 +121,45 @@ def check_license(license: str) -> None:
         raise UserError(f"'{license}' is not a license id of the Hub; give one such as apache-2.0, mit or cc-by-4.0")
 
 
-def read_license(folder: Path) -> str | None:
-    """Return the license in the metadata of `folder/README.md`; None if there is no card, metadata or license."""
+def read_license(folder: Path) -> dict[str, str]:
+    """Return license, license_name and license_link, as far as the metadata of `folder/README.md` declares them."""
     import yaml
     from huggingface_hub import ModelCard
 
     if not (folder / CARD_NAME).is_file():
-        return None
+        return {}
     try:
         card = (folder / CARD_NAME).read_text(encoding="utf-8-sig", errors="replace")
-        license = ModelCard(card).data.get("license")
+        return _select_license(vars(ModelCard(card).data))
     except (ValueError, TypeError, yaml.YAMLError):  # unreadable metadata declares no license
-        return None
-    return license if isinstance(license, str) else None
+        return {}
 
 
-def find_base_license(facts: Facts) -> str | None:
-    """Return the license of the base model of the last training, as its card declared it; None if unknown."""
+def _select_license(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return the fields of a license among values, whose names begin with the prefix; none without a license."""
+    fields = {name: values.get(f"{prefix}{name}") for name in _LICENSE_FIELDS}
+    return {name: text for name, text in fields.items() if isinstance(text, str) and isinstance(fields["license"], str)}
+
+
+def find_base_license(facts: Facts) -> dict[str, str]:
+    """Return the license of the base model of the last training, as its card declared it, see `read_license`."""
     training = facts.find_latest("training")
-    license = training.values.get("base_license") if training else None
-    return license if isinstance(license, str) and _LICENSE.fullmatch(license) else None
+    license = _select_license(training.values if training else {}, "base_")
+    return license if _LICENSE.fullmatch(license.get("license", "")) else {}
+
+
+def describe_base_license(model: str) -> dict[str, str]:
+    """Return the values with which a training records the license of its base model; a link in a repository is lost."""
+    license = _find_license_fields(model)
+    return {f"base_{name}": text for name, text in license.items() if name != "license_link" or "://" in text}
 
 
 def find_license(model: str) -> str | None:
     """Return the declared license of a model folder or Hub repository; None if it has none or cannot be reached."""
+    return _find_license_fields(model).get("license")
+
+
+def _find_license_fields(model: str) -> dict[str, str]:
     from huggingface_hub import hf_hub_download
 
     folder = Path(model).expanduser()
@@ -151,12 +167,12 @@ def find_license(model: str) -> str | None:
         return read_license(folder)
     repo, _, revision = model.removeprefix("hf://").partition("@")
     if looks_like_variant(model) or parse_hub_id(repo) != repo:
-        return None
+        return {}
     try:
         with guard_hub_access(repo):
             return read_license(Path(hf_hub_download(repo, CARD_NAME, revision=revision or None)).parent)
     except UserError:
-        return None
+        return {}
 
 
 def find_common_license(models: list[str]) -> str | None:
@@ -174,7 +190,7 @@ def require_license(license: str | None, base: str | None) -> None:
 
 
 def make_metadata(
-    config: ModelConfig, facts: Facts, repo: str, license: str | None, examples: Sequence[str] = ()
+    config: ModelConfig, facts: Facts, repo: str, license: Mapping[str, str], examples: Sequence[str] = ()
 ) -> "ModelCardData":
     """Return the card's metadata; `repo` is user/name or only the name, `examples` are images for the Hub's page."""
     from huggingface_hub import ModelCardData, constants
@@ -196,7 +212,7 @@ def make_metadata(
         if parse_hub_id(repo)  # otherwise the URLs of the files are unknown
     ]
     return ModelCardData(  # the Hub wants a field to be absent, None here, rather than empty
-        license=license,
+        **license,
         library_name="transformers",
         pipeline_tag=task,
         tags=[task or "image-regression", "vision", to_one_line(config.model_type) or "vit"],

@@ -431,7 +431,7 @@ def _make_card(folder: Path, repo_id: str, license: str | None, share_images: bo
     path = folder / CARD_NAME
     check_inside(folder, path)
     if path.is_file() and not is_rendered(folder):
-        stated_license = read_license(folder)
+        stated_license = read_license(folder).get("license")
         if license is not None and stated_license not in (None, license):
             problem = f"{CARD_NAME} of {folder} states the license {stated_license}, but --license {license} was given"
             raise UserError(f"{problem}; correct {CARD_NAME}, or leave --license out")

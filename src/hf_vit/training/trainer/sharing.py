@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
-from hf_vit.hub.card_metadata import find_license, read_license, require_license
+from hf_vit.hub.card_metadata import describe_base_license, read_license, require_license
 from hf_vit.hub.push import Push, PushResult, push_to_hub
 from hf_vit.results.facts import DataFact, append_record, make_record
 from hf_vit.training.trainer.callbacks import Clock, find_callbacks
@@ -56,7 +56,7 @@ def check_trainer(trainer: Any, token: str | None, private: bool | None) -> str:
             "the model card needs the name of the training data; pass data_fact=DataFact(name=...) of "
             "hf_vit.results.facts"
         )
-    if read_license(folder) is None:
+    if not read_license(folder):
         require_license(trainer.license, _get_base_model(trainer))
     return check_before(
         arguments.hub_model_id or folder.absolute().name,
@@ -86,9 +86,7 @@ def _collect_values(trainer: Any) -> dict[str, Any]:
     base = _get_base_model(trainer)
     if base is not None:
         values["base_model"] = base if not Path(base).exists() else Path(base).name
-        license = find_license(base)
-        if license:
-            values["base_license"] = license
+        values |= describe_base_license(base)
     return values
 
 
