@@ -56,6 +56,8 @@ def main() -> None:
     options.add_argument("--tiny", action="store_true", help="one small cell of each work, to try the script")
     options.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
     arguments = options.parse_args()
+    if arguments.tiny and arguments.output == options.get_default("output"):
+        arguments.output = None  # the record is of the whole
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("there is no GPU here; --device cpu --tiny tries the script out")
     torch.backends.cudnn.benchmark = True

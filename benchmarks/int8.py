@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from records import Job, Records
-from script import parser, save_with_processor, train_once, vit_sizes
+from script import name_own, parser, save_with_processor, settle, train_once, vit_sizes
 from tables import INT8_FORMS
 
 from hf_vit import HfAxialViTConfig, HfHybridViTConfig, HfViTConfig
@@ -72,15 +72,15 @@ def photograph_crops(mirrored: bool) -> Iterator[tuple[str, str, Image.Image]]:
 def data_folder(name: str, work: Path) -> Path:
     """Return a folder of images split/class/number.png, written once."""
     folder = work / "data" / name.replace(" ", "-")
-    if not (folder / "test").is_dir():
+    if not folder.is_dir():
+        arriving = name_own(folder)
         *mirrored, kind = name.split()
         images = {"digits": digit_images, "photographs": photograph_crops}[kind](bool(mirrored))
         for number, (split, label, image) in enumerate(images):
-            class_folder = folder / f"{split}-unfinished" / label
+            class_folder = arriving / split / label
             class_folder.mkdir(parents=True, exist_ok=True)
             image.save(class_folder / f"{number:05d}.png")
-        for split in ("train", "validation", "test"):
-            (folder / f"{split}-unfinished").rename(folder / split)
+        settle(arriving, folder)
     return folder
 
 
@@ -165,11 +165,11 @@ def quantize_random(variant: str, to: str, mode: str, work: Path) -> Path:
     source = export_once(save_random_model(variant, work), to, None, None, work) / runtime.file
     folder = work / "exports" / f"{variant.replace('/', '')}-{to}-{mode}"
     if not folder.is_dir():
-        unfinished = folder.with_name(f"{folder.name}-unfinished")
+        unfinished = name_own(folder)
         unfinished.mkdir(exist_ok=True)
         images = Noise(torch.randn(8, 1, 3, 224, 224, generator=torch.Generator().manual_seed(1)))
         runtime.quantize(source, unfinished / runtime.file, mode, images, runtime.list_dense_layers(source))
-        unfinished.rename(folder)
+        settle(unfinished, folder)
     return folder
 
 

@@ -23,7 +23,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import shutil
 import statistics
 import tempfile
@@ -38,7 +37,7 @@ import numpy as np
 import torch
 from data_scale import predict
 from records import Job, PlannedJob, Records, read, read_plan, script_options
-from script import CPU, count_parameters, move_into_place, vit_sizes
+from script import CPU, count_parameters, move_into_place, name_own, settle, vit_sizes
 from small_trainings import subset
 from tables import TABLES, filter_runs, group
 from transformers import AutoImageProcessor, AutoModelForImageClassification
@@ -324,7 +323,7 @@ class Trainings:
         folder = self.kept / "images" / (f"{count}-{seed}" if count < ALL else "all")
         if not folder.exists():
             names = {"images": "images-idx3-ubyte", "labels": "labels-idx1-ubyte"}
-            arriving = folder.with_name(f"{folder.name}.{os.getpid()}")
+            arriving = name_own(folder)
             arriving.mkdir(parents=True)
             for name in names.values():
                 train, test = (read_idx(next(self.data.glob(f"{split}-{name}*"))) for split in ("train", "t10k"))
@@ -332,7 +331,7 @@ class Trainings:
                 chosen = subset(torch.tensor(labels), count, seed).numpy() if count < ALL else slice(ALL)
                 for split, values in (("train", train[chosen]), ("validation", train[ALL:]), ("test", test)):
                     write_idx(arriving / f"{split}-{name}", values)
-            arriving.rename(folder)
+            settle(arriving, folder)
         return str(folder)
 
     def photos(self, job: Job, size: int) -> str:
@@ -340,7 +339,7 @@ class Trainings:
         folder = self.kept / "images" / f"photos-{job['images']}-{job['seed']}"
         if not folder.exists():
             data = load_data("photos", image_size=(size, size))
-            arriving = folder.with_name(f"{folder.name}.{os.getpid()}")
+            arriving = name_own(folder)
             for split, table in get_tables(data).items():
                 labels = torch.tensor(list(table["label"]))
                 rows = subset(labels, job["images"], job["seed"]) if split == "train" else torch.arange(len(labels))
@@ -348,7 +347,7 @@ class Trainings:
                     path = arriving / split / data.label_names[labels[row]] / f"{row}.png"
                     path.parent.mkdir(parents=True, exist_ok=True)
                     table[row]["image"].save(path)
-            arriving.rename(folder)
+            settle(arriving, folder)
         return str(folder)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from script import describe
 
 from hf_vit.environment import list_versions, read_hardware
 from hf_vit.evaluation.runners import RUNNERS, open_runner
@@ -31,11 +30,26 @@ as there are cores, whenever you like: each takes the next job that no other on 
 is left waits for others, and lets go of it when it is killed. Or once with --runner ray, where there is that option."""
 
 
+class RecordOptions(argparse.ArgumentParser):
+    """The options of a script with a record in results/, which only holds runs with its default numbers, or fewer."""
+
+    def parse_args(self, *given: Any, **named: Any) -> Any:
+        arguments = super().parse_args(*given, **named)
+        for name, value in vars(arguments).items() if arguments.output == self.get_default("output") else ():
+            values, usual = (
+                each if isinstance(each, list | tuple) else [each] for each in (value, self.get_default(name))
+            )
+            if {type(each) for each in values} <= {int, float} and not {*values} <= {*usual}:
+                self.error(f"{arguments.output.name} of results/ has other {name}; give --output FILE")
+        return arguments
+
+
 def script_options(
     description: str | None, name: str, plan: Any = None, runner: bool = False, **choices: Iterable[str]
 ) -> argparse.ArgumentParser:
     """Return the options of a script: its record, where its jobs run, and the fields of a plan, with their choices."""
-    options = describe(description, epilog=RESUMING)
+    raw = argparse.RawDescriptionHelpFormatter
+    options = RecordOptions(description=description, epilog=RESUMING, formatter_class=raw)
     options.add_argument("--output", type=Path, default=RESULTS / name)
     if runner:
         options.add_argument("--runner", choices=RUNNERS, default=RUNNERS[0])

@@ -19,9 +19,8 @@ from hf_vit.speed.measuring import Quartiles, SpeedFile, others_load
 CPU: dict[str, Any] = {"device": "cpu", "precision": "fp32"}  # of every training
 
 
-def describe(description: str | None, **texts: str) -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(description=description, formatter_class=raw, **texts)
+def describe(description: str | None) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def parser(description: str | None, turns: int) -> argparse.ArgumentParser:
@@ -57,12 +56,27 @@ def save_with_processor(model: Any, folder: Path) -> Path:
     return folder
 
 
+def name_own(place: Path) -> Path:
+    """Return the folder in which this process makes what goes to a place."""
+    return place.with_name(f"{place.name}.{os.getpid()}")
+
+
+def settle(folder: Path, place: Path) -> None:
+    """Rename a finished folder; where another process has made the same meanwhile, remove it."""
+    try:
+        folder.rename(place)
+    except OSError:
+        if not place.is_dir():
+            raise
+        shutil.rmtree(folder)
+
+
 def move_into_place(folder: Path, place: Path) -> None:
     """Move a finished folder, perhaps from another disk, so that it is there whole or not at all."""
-    arriving = place.with_suffix(".arriving")
+    arriving = name_own(place)
     shutil.rmtree(arriving, ignore_errors=True)
     shutil.copytree(folder, arriving)
-    arriving.rename(place)
+    settle(arriving, place)
 
 
 def run_program(code: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Any:

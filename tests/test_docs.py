@@ -5,11 +5,13 @@ import importlib.util
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import markdown
+import numpy as np
 import pytest
 import typer
 import yaml
@@ -194,6 +196,37 @@ def test_a_script_without_options_has_no_other_settings_than_its_record(name: st
     with pytest.raises(LookupError) as missing:
         benchmark(name).main()
     assert missing.value.args == ([],)
+
+
+def test_other_settings_have_a_record_of_their_own(benchmark, capsys):
+    options = benchmark("records").script_options(None, "data_scale.jsonl", benchmark("data_scale").Plan)
+    options.parse_args(["--seeds", "1", "0", "--models", "ViT"])
+    options.parse_args(["--seen", "100", "--output", "build/smoke.jsonl"])
+    for other in (["--seen", "100"], ["--seeds", "0", "3"]):
+        with pytest.raises(SystemExit):
+            options.parse_args(other)
+        assert f"data_scale.jsonl of results/ has other {other[0][2:]}; give --output FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["images", "photos"])
+def test_what_another_process_has_made_meanwhile_is_taken(part: str, tmp_path: Path, benchmark, monkeypatch):
+    script = benchmark("real_images")
+    digits, all_labels = np.zeros((script.ALL + 2, 1, 1), np.uint8), np.arange(script.ALL + 2, dtype=np.uint8) % 10
+    for name, values in {"images-idx3": digits, "labels-idx1": all_labels}.items():
+        script.write_idx(tmp_path / f"train-{name}-ubyte", values)
+        script.write_idx(tmp_path / f"t10k-{name}-ubyte", values[:20])
+    trainings, job = script.Trainings(script.Plan(), tmp_path, tmp_path / "kept", tmp_path), {"images": 16, "seed": 0}
+    make = {"images": lambda: trainings.images(20, 0), "photos": lambda: trainings.photos(job, 16)}[part]
+    settle = script.settle
+
+    def be_second(folder: Path, place: Path) -> None:
+        shutil.copytree(folder, place)
+        settle(folder, place)
+
+    monkeypatch.setattr(script, "settle", be_second)
+    made = Path(make())
+    assert [*made.parent.iterdir()] == [made]
+    assert any(made.iterdir())
 
 
 def test_rows_of_local_attention_fill_their_table(tmp_path: Path, benchmark, monkeypatch):
