@@ -11,7 +11,7 @@ import torch
 from data.conftest import encoded, make_folder, make_tar, picture
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from training.conftest import Rows, write_numbers
+from training.conftest import Rows, write_numbers, write_parquet
 
 from hf_vit.data import (
     AugmentationConfig,
@@ -352,6 +352,23 @@ def test_kept_pixels_are_not_read_again(tmp_path):
     shutil.rmtree(folder)
     for each, pixels in zip(splits, expected, strict=True):
         assert torch.equal(transform_split(kept, *each, cache_bytes=0)[0]["pixel_values"], pixels)
+
+
+@pytest.mark.parametrize("kind", ["files", "parquet"])
+def test_a_table_in_place_of_the_loaded_one_is_what_is_read(tmp_path, kind):
+    """Images that were kept, and the fingerprint, are those of the rows that were there before."""
+    source = make_folder(tmp_path / "data", {"a": 12, "b": 12})
+    if kind == "parquet":
+        write_parquet(tmp_path / "train.parquet", sorted(source.rglob("*.png")), ("a", "b"))
+        source = tmp_path / "train.parquet"
+    data, transform = load_data(source, keep=True), eval_transform(make_processor(SMALL))
+    assert load_data(data) is data
+    data.splits["train"] = data.splits["train"].shuffle(seed=1)
+    assert load_data(data).fingerprint == data.fingerprint, "which does not depend on the order"
+    found, expected = transform_split(data, "train", transform), data.splits["train"].with_transform(transform)
+    assert all(torch.equal(found[row]["pixel_values"], expected[row]["pixel_values"]) for row in range(len(expected)))
+    data.splits["train"] = data.splits["train"].select(range(9))
+    assert load_data(data).fingerprint != data.fingerprint
 
 
 def test_images_that_do_not_fit_are_not_read_to_learn_that(tmp_path):

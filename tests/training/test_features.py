@@ -11,6 +11,7 @@ from training.conftest import make_tiny_config, same_weights, untimed_log
 
 from hf_vit import HfAxialResNetConfig, HfMixerConfig, HfViTModel, UserError
 from hf_vit.cost import cost_summary
+from hf_vit.data import load_data
 from hf_vit.loading.start import find_model
 from hf_vit.training import finetune, pretrain
 from hf_vit.training.tasks.dense import build_dense_model
@@ -97,6 +98,14 @@ def test_resume_is_exact_and_an_interrupted_cache_is_completed(train, killed, ca
     train("again", encoder, data="digits", resume=True, cache_features=True)
     assert same_weights(again, whole.folder)
     assert [path for path, time in files(cache).items() if written[path] != time] == [lost]
+
+
+def test_features_are_those_of_the_rows_of_a_table_that_was_shuffled(train, colours):
+    data = load_data(colours)
+    train("before", data=data, cache_features=True)
+    data.splits["train"] = data.splits["train"].shuffle(seed=0)
+    ours, theirs = (train(f"{cached}", data=data, cache_features=cached).model.state_dict() for cached in (True, False))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["patch prediction", "segmentation"])

@@ -1,6 +1,6 @@
 """A labeled image data set, ready to train on or to evaluate with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from hf_vit.data.annotations import Target
 from hf_vit.data.fingerprints import describe_changes, hash_content, list_file_states
-from hf_vit.data.images import ImageScan, keep_good, scan_images, shorten_path
+from hf_vit.data.images import ImageScan, hash_image, keep_good, scan_images, shorten_path, undecode_images
 from hf_vit.data.labels import refuse_surrogates
 from hf_vit.data.reading import StreamReader
 from hf_vit.data.sources import DataSource
@@ -98,6 +98,32 @@ class ImageData(Displayed):
 def get_tables(data: ImageData) -> "dict[str, Dataset]":
     """Return the splits of data that is not streamed."""
     return cast("dict[str, Dataset]", data.splits)
+
+
+def match_scans(data: ImageData, split: str) -> Sequence[ImageScan]:
+    """Return the scans of a split's rows; () if another table, such as a selection, replaced the one scanned."""
+    scans, table = data.seen.get(split, ()), get_tables(data)[split]
+    if len(scans) != len(table):
+        return ()
+    step = max(1, len(table) // 16)
+    some = undecode_images(table.select_columns(["image"]).select(range(0, len(table), step)))
+    for scan, stored in zip(scans[::step], some["image"], strict=True):
+        path = (stored or {}).get("path")
+        if (scan.name != path) if path else (scan.digest != hash_image(stored or {}, "")[0].digest):
+            return ()
+    return scans
+
+
+def refresh_scans(data: ImageData) -> ImageData:
+    """Return the data with scans and fingerprint of the tables that replaced those of `load_data`, if any."""
+    tables = get_tables(data)
+    if not data.seen or data.target != "label" or not all(hasattr(table, "__len__") for table in tables.values()):
+        return data
+    changed = {split: scan_images(table, split) for split, table in tables.items() if not match_scans(data, split)}
+    if not changed:
+        return data
+    seen = data.seen | changed
+    return replace(data, seen=seen, fingerprint=hash_content(tables, seen, data.label_names))
 
 
 def make_streams(data: ImageData, readers: "dict[str, tuple[IterableDataset, StreamReader]]") -> ImageData:

@@ -21,7 +21,7 @@ from hf_vit.data.fingerprints import (
     note_duplicates,
 )
 from hf_vit.data.fractals import Fractals
-from hf_vit.data.image_data import ImageData, get_tables, make_streams
+from hf_vit.data.image_data import ImageData, get_tables, make_streams, refresh_scans
 from hf_vit.data.images import ImageScan, keep_good, note_dark_images, scan_images, shorten_path, undecode_images
 from hf_vit.data.labels import LabelMap, flatten_labels, is_multi_label, is_unlabeled, list_column, note_similar_names
 from hf_vit.data.reading import (
@@ -76,7 +76,8 @@ def load_data(
             files and labels, or the folder of metadata.csv or metadata.jsonl; a folder of IDX files, the format of
             MNIST; a parquet or webdataset (.tar) file, a folder or a glob of them; or a Hub data set id, `user/name` or
             `user/name:configuration`. An existing path is never taken for a Hub id. Data that is already loaded is
-            returned as it is, if it is what `multi_label` and `target` allow.
+            returned as it is, if it is what `multi_label` and `target` allow; tables of classes that replaced those in
+            its `splits` are scanned again.
         streaming: read while training instead of beforehand; images are then checked as they come.
         skip_bad_images: leave unreadable images out (and list them in `skipped`) instead of raising.
         image_size: (height, width) px of built-in images, "photos" up to 384 px a side, "fractals" as squares of the
@@ -114,7 +115,7 @@ def load_data(
             raise UserError(
                 f"'{source.name}' was loaded with target='{source.target}'; load it with target='{target}' for this"
             )
-        return _refuse_multi_label(source, multi_label)
+        return _refuse_multi_label(refresh_scans(source), multi_label)
     if not isinstance(source, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UserError(
             f"the data is a {type(source).__name__}; give a path, a Hub id, or the result of load_data "
