@@ -82,6 +82,14 @@ def test_dropout_and_drop_path_act_in_training_only(family: Family, head: str):
     assert (first - second).abs().max() > 1e-2
 
 
+def test_attention_pooling_has_no_dropout():
+    """As big_vision's, whatever the blocks have."""
+    model = FAMILIES["plain"].build("model", "map", hidden_dropout_prob=0.5)
+    model.pooler.train()
+    images = FAMILIES["plain"].images(model.config)
+    torch.testing.assert_close(model(images).pooler_output, model(images).pooler_output, rtol=0, atol=0)
+
+
 @pytest.mark.choices(
     *TABLES, "gap", "map_with_class_token", "rectangular", "rectangular_patch", "root_alone", "strided"
 )

@@ -8,6 +8,8 @@ import torch
 from models.families import FAMILIES, Family
 from torch import nn
 
+from hf_vit.families import DENSE_HEADS
+
 # Wide enough for statistics: thousands of numbers in every matrix.
 WIDE = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 4, "representation_size": 72}
 
@@ -72,6 +74,19 @@ def test_distillation_layer_scale_and_probe():
     probe = new(plain, pooling="map").vit.pooler.map.probe
     bound = math.sqrt(6 / (1 + 96))  # flax's fans of [1, 1, 96]
     assert 0.8 * bound < probe.abs().max() <= bound
+
+
+def test_predictions_of_a_detector_are_detectron2s():
+    """Small scores, and boxes and masks ten times smaller."""
+    backbone = FAMILIES["plain"].config(use_feature_pyramid=True, fpn_hidden_size=64, out_features=["stage2"])
+    head = DENSE_HEADS["mask-rcnn"]
+    model = head.model_class(head.config_class(backbone_config=backbone, num_labels=50, mask_channels=(64,)))
+    deviations = {"rpn.head.bbox_pred": 0.01, "rpn.head.cls_logits": 0.01, "roi_heads.box_predictor.cls_score": 0.01}
+    deviations |= {"roi_heads.box_predictor.bbox_pred": 1e-3, "roi_heads.mask_predictor.mask_fcn_logits": 1e-3}
+    for name, deviation in deviations.items():
+        layer = model.get_submodule(name)
+        assert layer.weight.std().item() == pytest.approx(deviation, rel=0.15), name
+        assert not layer.bias.any(), name
 
 
 def test_what_a_checkpoint_lacks_is_initialised_the_same(family: Family, tmp_path: Path):

@@ -690,7 +690,7 @@ class HfViTConfig(HfViTBaseConfig):
         hidden_act: activation of the MLPs; default: the original code's tanh GELU. Converted checkpoints set their own.
         layer_norm_eps: 1e-6 is the original code's value.
         qkv_bias: whether query, key and value projections have a bias.
-        hidden_dropout_prob: dropout after the position embedding and every dense layer but q, k, v (table 3).
+        hidden_dropout_prob: dropout after the position embedding and every dense layer of blocks but q, k, v (table 3).
         attention_probs_dropout_prob: dropout on the attention probabilities.
         drop_path_rate: stochastic depth of the last block; it grows linearly from 0 with depth.
         initializer_range: standard deviation of the learned position tables.

@@ -117,13 +117,13 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize as Detectron2: small weights to score anchors and boxes, He's by fan-out for
-        masks, zero biases.
-        """
+        """Initialize as Detectron2: small weights for all predictions, He's by fan-out for masks, zero biases."""
         if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
             module_name = next(name for name, child in self.named_modules() if child is module)
-            if module_name.startswith(("rpn.", "roi_heads.box_predictor.")):
+            if module_name.startswith(("rpn.", "roi_heads.box_predictor.cls_score")):
                 init.normal_(module.weight, std=0.01)
+            elif module_name.endswith(("bbox_pred", "mask_fcn_logits")):
+                init.normal_(module.weight, std=0.001)
             elif module_name.startswith("roi_heads.mask"):
                 init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             else:

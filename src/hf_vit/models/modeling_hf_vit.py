@@ -429,6 +429,7 @@ class AttentionPooling(nn.Module):
         )
         self.layernorm = build_norm(config)
         self.mlp = HfViTMLP(config, config.pooling_intermediate_size)
+        self.mlp.dropout.p = 0.0  # the original head has none
 
     def init_weights(self) -> None:
         """Initialize the probe xavier-uniform with Flax's fans 1 and D of [1, 1, D]; torch would take D and D."""
