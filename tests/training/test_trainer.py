@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from training.conftest import Images, make_transformers_vit
+from torch.utils.data import IterableDataset
+from training.conftest import Images, make_resnet_config, make_transformers_vit
 from transformers import ConvNextConfig, ConvNextForImageClassification, Trainer
 
 from hf_vit import (
+    HfAxialResNetForImageClassification,
     HfAxialViTConfig,
     HfAxialViTForImageClassification,
     HfHybridViTConfig,
@@ -210,6 +212,22 @@ def test_other_images_are_all_evaluated_with_persistent_workers_too(make_trainer
 def test_another_order_of_the_images_is_refused(make_trainer):
     with pytest.raises(UserError, match="train_sampling_strategy='sequential' does not work with HfViTTrainer"):
         make_trainer(train_sampling_strategy="sequential")
+    with pytest.raises(UserError, match="sampling_weights has 3 values, but there are 12 training images"):
+        make_trainer(extras=dict(sampling_weights=[1.0, 2.0, 3.0])).get_train_dataloader()  # one for every class
+    stream = type("Stream", (IterableDataset,), {"__iter__": lambda _: iter(())})
+    for extras in (dict(sampling_weights=[1.0]), dict(repeated_augmentation=3)):
+        with pytest.raises(UserError, match="a stream gives every image once per epoch"):
+            make_trainer(dataset=stream(), extras=extras).get_train_dataloader()
+
+
+def test_batch_norms_that_are_frozen_before_the_training_keep_their_statistics(make_trainer):
+    """Also in a trainer that existed before, or whose `model_init` makes another model."""
+    trainer = make_trainer(HfAxialResNetForImageClassification(make_resnet_config()))
+    trainer.model.base_model.requires_grad_(False)
+    before = {name: buffer.clone() for name, buffer in trainer.model.named_buffers() if "running" in name}
+    trainer.train()
+    assert before
+    assert all(torch.equal(before[name], buffer) for name, buffer in trainer.model.named_buffers() if name in before)
 
 
 def test_operations_are_counted_as_the_stock_trainer_does(make_trainer):
@@ -353,3 +371,10 @@ def test_the_trainer_moves_lower_layers_less(tiny_config, make_trainer):
         expected = (parameter.detach() - before[name]) * 0.5 ** (5 - numbers[name])
         torch.testing.assert_close(moved[name], expected, rtol=1e-3, atol=1e-7)
     assert trainer.state.log_history[0]["learning_rate"] == pytest.approx(0.1)
+
+
+def test_every_trial_of_a_search_has_its_own_optimizer(make_trainer):
+    trainer = make_trainer(extras=dict(layer_decay=0.5), optim="adamw_torch")
+    for beta in (0.9, 0.5):
+        trainer.args.adam_beta1, trainer.optimizer = beta, None
+        assert {group["betas"][0] for group in trainer.create_optimizer().param_groups} == {beta}

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed, nn
 from torch.nn import functional as F
-from transformers import AutoModel, PreTrainedModel, TrainerCallback, TrainerState, ViTImageProcessor
+from transformers import AutoModel, PreTrainedModel, Trainer, TrainerCallback, TrainerState, ViTImageProcessor
 
 from hf_vit.data.augmentation import AugmentationConfig
 from hf_vit.data.transforms import TrainTransform
@@ -139,9 +139,9 @@ def compute_momentum(step: int, steps: int, start: float) -> float:
 class ContrastTrainer(HfViTTrainer):
     """An `HfViTTrainer` whose validation loss counts every image once, with any number of processes."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._frozen_norms = []  # those of the momentum copies normalize with the batch
+    def compute_loss_context_manager(self) -> Any:
+        """Return transformers' contexts alone, as batch norms of the momentum copies normalize with the batch."""
+        return Trainer.compute_loss_context_manager(self)
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Run transformers' prediction step without the images that accelerate repeats to fill the last batch."""

@@ -133,11 +133,6 @@ class HfViTTrainer(Trainer):
         self._diverged_at: torch.Tensor | None = None  # on the device: the first step without a finite loss, or 0
         self._flops_per_value: int | None = None
         super().__init__(*args, **kwargs)
-        self._frozen_norms = [
-            module
-            for module in cast(nn.Module, self.model).modules()
-            if hasattr(module, "running_var") and not getattr(module.weight, "requires_grad", True)
-        ]
         # Reading a loss makes an accelerator wait, so that there it is read only when it is logged; and an error of one
         # process alone would leave the others waiting.
         self._checks_later = self.args.device.type != "cpu" or self.args.world_size > 1
@@ -180,19 +175,20 @@ class HfViTTrainer(Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with a rate for every layer where `layer_decay` asks for it."""
-        if self.optimizer is None and self.layer_decay is not None:
-            target_model = cast(nn.Module, self.model if model is None else model)
-            kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, None)
-            groups = make_parameter_groups(
-                target_model,
-                self.get_decay_parameter_names(target_model),
-                learning_rate=self.args.learning_rate,
-                weight_decay=self.args.weight_decay,
-                layer_decay=self.layer_decay,
-            )
-            # The Trainer uses these groups instead of its own.
-            self.optimizer_cls_and_kwargs = kind, {**settings, "params": groups}
-        return super().create_optimizer(model)
+        if self.optimizer is not None or self.layer_decay is None:
+            return super().create_optimizer(model)
+        target_model = cast(nn.Module, self.model if model is None else model)
+        kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, None)
+        groups = make_parameter_groups(
+            target_model,
+            self.get_decay_parameter_names(target_model),
+            learning_rate=self.args.learning_rate,
+            weight_decay=self.args.weight_decay,
+            layer_decay=self.layer_decay,
+        )
+        # The Trainer uses these groups instead of its own; the next trial of a search has other settings.
+        with patch.object(self, "optimizer_cls_and_kwargs", (kind, {**settings, "params": groups})):
+            return super().create_optimizer(model)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return batches in a seeded order, each transformed and collated under a seed of its own."""
@@ -216,6 +212,10 @@ class HfViTTrainer(Trainer):
         # datasets.IterableDataset is a subclass of torch's only if torch was imported first; its lack of a length
         # identifies it in any case.
         if isinstance(self.train_dataset, IterableDataset) or not hasattr(self.train_dataset, "__len__"):
+            if self.sampling_weights is not None or self.repeated_augmentation > 1:
+                raise UserError(
+                    "a stream gives every image once per epoch; leave sampling_weights and repeated_augmentation out"
+                )
             stream = SeededStream(self.train_dataset, seed, rank, world)
             options |= {"batch_size": size, "drop_last": drop_last}
             self.stream = make_stream_loader(stream, self.data_collator, device, **options)
@@ -275,8 +275,9 @@ class HfViTTrainer(Trainer):
 
     def compute_loss_context_manager(self) -> Any:
         """Return transformers' contexts, with batch norms of frozen weights in evaluation mode."""
-        for norm in self._frozen_norms:
-            norm.eval()
+        for module in cast(nn.Module, self.model).modules():
+            if hasattr(module, "running_var") and not getattr(module.weight, "requires_grad", True):
+                module.eval()
         return super().compute_loss_context_manager()
 
     def _weight_loss(self, loss: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:

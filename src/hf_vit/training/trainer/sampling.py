@@ -63,6 +63,11 @@ class EpochSampler(Sampler[tuple[int, int]]):
     def __init__(self, size: int, seed: int, weights: Sequence[float] | None = None, repeats: int = 1) -> None:
         self.size, self.seed, self.repeats = size, seed, repeats
         self.weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+        if self.weights is not None and len(self.weights) != size:
+            raise UserError(
+                f"sampling_weights has {len(self.weights)} values, but there are {size} training images; give one for "
+                "every image"
+            )
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
