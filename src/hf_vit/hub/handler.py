@@ -199,7 +199,8 @@ class EndpointHandler:
         states = outputs.last_hidden_state
         if pooled is None:
             has_class_token = any(name.endswith("cls_token") for name, _ in self.model.named_parameters())
-            pooled = states[:, 0] if has_class_token else states.mean(1)
+            num_others = getattr(self.model.config, "num_special_tokens", 0)  # registers
+            pooled = states[:, 0] if has_class_token else states[:, num_others:].mean(1)
         return _to_finite(pooled.flatten(1)).tolist()
 
     def _compute(self, inputs: Mapping[str, Any]) -> Any:
