@@ -403,13 +403,16 @@ def test_a_student_is_saved_with_facts_and_resumes_exactly(kind, train, tmp_path
         assert not is_complete(checkpoint)
 
 
-def test_noise_is_in_training_alone(train, tmp_path):
-    """Without noise in the head the student learns otherwise; what is released has none."""
-    settings = dict(steps=2, evaluations=1)
-    noisy = train(tmp_path / "noisy", changes=settings)
-    plain = train(tmp_path / "plain", changes=settings, given={"head_dropout": 0.0})
-    assert not same_weights(noisy.folder, plain.folder)
-    assert not noisy.model.classifier._forward_pre_hooks
+@pytest.mark.parametrize("heads", [("classifier",), ("classifier", "distillation_classifier")])
+def test_noise_is_in_training_alone(heads, train, tiny_config, tmp_path):
+    """Without noise in a head it learns otherwise; what is released has none."""
+    settings = dict(model=tiny_config(use_distillation_token=len(heads) > 1, pooling="token"))
+    settings |= dict(changes=dict(steps=2, evaluations=1, dropout=0.0, drop_path=0.0))
+    noisy = train(tmp_path / "noisy", **settings)
+    plain = train(tmp_path / "plain", **settings, given={"head_dropout": 0.0})
+    for name in heads:
+        assert not torch.equal(noisy.model.get_submodule(name).weight, plain.model.get_submodule(name).weight)
+        assert not noisy.model.get_submodule(name)._forward_pre_hooks
     pixels = torch.rand(2, 3, 8, 8)
     saved = AutoModelForImageClassification.from_pretrained(noisy.folder)
     assert torch.equal(noisy.model(pixels).logits, saved(pixels).logits)

@@ -233,20 +233,24 @@ class NoisyStudent(SelfTraining):
     arguments: ClassVar[dict[str, Any]] = {"label_smoothing_factor": 0.0}
 
     _probabilities: torch.Tensor  # [U, K], the teacher's, of the selected images
-    _noise: RemovableHandle
+    _noise: list[RemovableHandle]
 
     def build(self, start: Start, recipe: Recipe) -> tuple[nn.Module, Any]:
-        """Build the student, with dropout before its head."""
+        """Build the student, with dropout before its heads."""
         student, processor = super().build(start, recipe)
         rate = self.options.settings()["head_dropout"]
-        head = student.get_submodule("classifier")
-        self._noise = head.register_forward_pre_hook(
-            lambda module, inputs: (F.dropout(inputs[0], rate, module.training), *inputs[1:])
-        )
+        self._noise = [
+            head.register_forward_pre_hook(
+                lambda module, inputs: (F.dropout(inputs[0], rate, module.training), *inputs[1:])
+            )
+            for name, head in student.named_children()
+            if name.endswith("classifier")
+        ]
         return student, processor
 
     def get_released(self, module: Any) -> PreTrainedModel:
-        self._noise.remove()
+        for handle in self._noise:
+            handle.remove()
         return module
 
     def select(self, images: UnlabeledImages) -> UnlabeledImages:
