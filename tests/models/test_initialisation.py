@@ -89,6 +89,15 @@ def test_predictions_of_a_detector_are_detectron2s():
         assert not layer.bias.any(), name
 
 
+def test_a_norm_that_a_segmentation_checkpoint_lacks(tmp_path: Path):
+    head = DENSE_HEADS["linear"]
+    config = head.config_class(backbone_config=FAMILIES["plain"].config(out_features=["stage2"]), num_labels=3)
+    head.model_class(config).save_pretrained(tmp_path)
+    norm = head.model_class.from_pretrained(tmp_path, use_norm=True).norm
+    assert (norm.weight == 1).all()
+    assert not norm.bias.any()
+
+
 def test_what_a_checkpoint_lacks_is_initialised_the_same(family: Family, tmp_path: Path):
     """More blocks, a representation layer and a head of another size: new ones start as in a new model."""
     base = family.build("classification", **{**WIDE, "representation_size": None})

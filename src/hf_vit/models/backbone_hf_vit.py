@@ -16,8 +16,8 @@ from .modeling_hf_vit import HfViTBaseModel, HfViTModel, HfViTPreTrainedModel
 from .pretrained_hf_vit import HfBaseBackbone, check_values
 
 
-class ChannelNorm(nn.LayerNorm):
-    """LayerNorm over the channels of every cell of a map [B, C, h, w]."""
+class ChannelLayerNorm(nn.LayerNorm):
+    """LayerNorm over the channels of every cell of a map [B, C, h, w]; transformers initializes norms by their name."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).contiguous()
@@ -34,7 +34,7 @@ def build_resize(config: HfViTBaseConfig, stride: int) -> tuple[nn.Sequential, i
     doublings = int(math.log2(config.patch_stride[0] / stride))
     for index in range(doublings):
         if index:
-            layers.extend([ChannelNorm(width, eps=config.layer_norm_eps), nn.GELU()])
+            layers.extend([ChannelLayerNorm(width, eps=config.layer_norm_eps), nn.GELU()])
         layers.append(nn.ConvTranspose2d(width, max(width // 2, 1), kernel_size=2, stride=2))
         width = max(width // 2, 1)
     if doublings < 0:
@@ -51,9 +51,9 @@ class PyramidLevel(nn.Module):
         self.resize, width = build_resize(config, stride)
         size = config.fpn_hidden_size
         self.projection = nn.Conv2d(width, size, kernel_size=1, bias=False)
-        self.projection_norm = ChannelNorm(size, eps=config.layer_norm_eps)
+        self.projection_norm = ChannelLayerNorm(size, eps=config.layer_norm_eps)
         self.convolution = nn.Conv2d(size, size, kernel_size=3, padding=1, bias=False)
-        self.convolution_norm = ChannelNorm(size, eps=config.layer_norm_eps)
+        self.convolution_norm = ChannelLayerNorm(size, eps=config.layer_norm_eps)
 
     def forward(self, feature_map: torch.Tensor) -> torch.Tensor:
         hidden = self.projection_norm(self.projection(self.resize(feature_map)))

@@ -54,7 +54,7 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
         return resample_grid(table.transpose(0, 1), (1, new_h), mode, offset).transpose(0, 1)
     wide = table if table.dtype == torch.float64 else table.float()
     planes = wide.permute(2, 0, 1)[None]
-    antialias = mode == "bicubic_antialias"
+    antialias = mode in ("bicubic_antialias", "flexivit")  # "flexivit" is the "linear" of jax.image.resize
     if offset and not is_graph():
         scales = [(new + offset) / old for new, old in zip(new_grid, table.shape, strict=False)]
         stretched = F.interpolate(planes, scale_factor=scales, mode="bicubic", antialias=antialias)
@@ -70,12 +70,9 @@ def resample_grid(table: torch.Tensor, new_grid: Grid, mode: str, offset: float 
         down = torch.where(is_same, same_rows, _compute_bicubic_weights(h, new_h, offset)).to(wide)
         across = torch.where(is_same, same_columns, _compute_bicubic_weights(w, new_w, offset)).to(wide)
         stretched = down @ planes @ across.T
-    elif mode.startswith("bicubic") or mode == "bilinear":
-        stretched = F.interpolate(planes, size=new_grid, mode=mode.partition("_")[0], antialias=antialias)
-    elif mode == "flexivit":  # jax.image.resize, "linear"
-        stretched = F.interpolate(planes, size=new_grid, mode="bilinear", antialias=True)
     else:
-        stretched = F.interpolate(planes, size=new_grid, mode="bilinear", align_corners=True)
+        kernel, corners = "bicubic" if mode.startswith("bicubic") else "bilinear", mode == "bilinear_corners"
+        stretched = F.interpolate(planes, size=new_grid, mode=kernel, align_corners=corners, antialias=antialias)
     return stretched[0].permute(1, 2, 0).to(table.dtype)
 
 
@@ -178,11 +175,8 @@ def make_sincos_2d_table(
     """Return the fixed 2-D table [h*w, D] in float64: sin and cos of x, then of y (arXiv 2205.01580; big_vision's
     order).
     """
-    y, x = torch.meshgrid(
-        torch.arange(grid[0], dtype=torch.float64, device=device),
-        torch.arange(grid[1], dtype=torch.float64, device=device),
-        indexing="ij",
-    )
+    sides = [torch.arange(side, dtype=torch.float64, device=device) for side in grid]
+    y, x = torch.meshgrid(*sides, indexing="ij")
     x_angles, y_angles = (_compute_phases(axis.flatten(), hidden_size // 4, includes_last) for axis in (x, y))
     return torch.cat([x_angles.sin(), x_angles.cos(), y_angles.sin(), y_angles.cos()], dim=1)
 

@@ -225,10 +225,9 @@ class HfPublishedMixin:
 
     def initialize_weights(self) -> None:
         """Initialize what was not loaded; a user's `_init_weights` never sees modules whose weights all were."""
-        model: Any = self
-        for module in model.modules():
+        for module in self.modules():  # pyright: ignore[reportAttributeAccessIssue]
             tensors = [*module.parameters(), *module.buffers()]
-            if tensors and all(getattr(tensor, "_is_hf_initialized", False) for tensor in tensors):
+            if all(getattr(tensor, "_is_hf_initialized", False) for tensor in tensors):
                 module._is_hf_initialized = True
         super().initialize_weights()  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -22,7 +22,7 @@ from transformers.modeling_outputs import SemanticSegmenterOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 
-from .backbone_hf_vit import ChannelNorm
+from .backbone_hf_vit import ChannelLayerNorm
 from .dense_hf_vit import HfDenseConfig, HfDenseMixin
 
 
@@ -54,7 +54,7 @@ class HfLinearForSemanticSegmentation(HfDenseMixin, PreTrainedModel):
         super().__init__(config)
         self.backbone: Any = AutoBackbone.from_config(config.backbone_config)
         channels = sum(self.backbone.channels)
-        self.norm = ChannelNorm(channels) if config.use_norm else nn.Identity()
+        self.norm = ChannelLayerNorm(channels) if config.use_norm else nn.Identity()
         self.classifier = nn.Conv2d(channels, config.num_labels, kernel_size=1)
         self.post_init()
 
@@ -78,10 +78,7 @@ class HfLinearForSemanticSegmentation(HfDenseMixin, PreTrainedModel):
         by_config = {name: getattr(self.config, name) for name in ("output_hidden_states", "output_attentions")}
         outputs = self.backbone(pixel_values, return_dict=True, **by_config | kwargs)
         largest, *smaller = outputs.feature_maps
-        resized = [
-            F.interpolate(feature_map, largest.shape[2:], mode="bilinear", align_corners=False)
-            for feature_map in smaller
-        ]
+        resized = [F.interpolate(each, largest.shape[2:], mode="bilinear", align_corners=False) for each in smaller]
         logits = self.classifier(self.norm(torch.cat([largest, *resized], dim=1)))
         logits = F.interpolate(logits, pixel_values.shape[2:], mode="bilinear", align_corners=False)
         loss = None
