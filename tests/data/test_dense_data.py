@@ -360,7 +360,7 @@ def test_the_fingerprint_is_of_images_masks_and_names(ade):
 
 
 def test_names_that_repeat_are_told_apart_by_their_folders(ade):
-    """Two towns number their streets alike; what is hidden is none of them."""
+    """Two towns number their streets alike; what is hidden is none of them. A folder beside the splits is refused."""
     for town, shift in (("rome", 0), ("bonn", 6)):
         for folder, suffix in (("images", ".jpg"), ("annotations", ".png")):
             (ade / folder / "training" / town).mkdir()
@@ -378,6 +378,9 @@ def test_names_that_repeat_are_told_apart_by_their_folders(ade):
         pixels[Image.open(file).tobytes()] = mask(number)
     assert len(rows) == 12
     assert all((np.array(row["mask"]) == pixels[row["image"].tobytes()]).all() for row in rows)
+    for folder in ("images", "annotations"):
+        (ade / folder / "validation").rename(ade / folder / "holdout")
+    refuses(ade, "mask", "'rooms/images' holds 'holdout', which is not a split, beside split folders; keep only train")
 
 
 def filled(value, kind, size=(16, 20)):

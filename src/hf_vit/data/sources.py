@@ -193,6 +193,13 @@ def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
     mask_folders = [root / name for name in ("annotations", "masks") if (root / name).is_dir()]
     if not mask_folders or not (root / "images").is_dir():
         return None
+    folders = [parts[0] for parts in walk(root / "images", depth=1)[1]]
+    others = [folder for folder in folders if not split_name(folder)]
+    if others and others != folders:  # else these images would be trained on
+        raise UserError(
+            f"'{name}/images' holds '{others[0]}', which is not a split, beside split folders; keep only train, "
+            "validation and test there"
+        )
     images, masks = _group_images_by_split(root / "images"), _group_images_by_split(mask_folders[0])
     splits = {split: {"images": images[split], "annotations": masks[split]} for split in images if split in masks}
     unlabeled = (split for split in images if split not in masks)

@@ -234,10 +234,9 @@ def predict_dense(
     read_truth: ReadTruth,
     names: Sequence[str],
     predict: Callable[..., Sequence[Any]],
-) -> "Iterator[tuple[int, Image, Any, Any]]":
-    """Iterate over (index, image, truth, prediction) of all evaluated images; `predict` is `segment` or `detect`."""
+) -> "Iterator[tuple[Image, Any, Any]]":
+    """Iterate over (image, truth, prediction) of all evaluated images; `predict` is `segment` or `detect`."""
     loaded = examination.loaded
-    index = 0
     batch_size = limit_batch(loaded.model, loaded.processor, examination.batch_size)
     examination = replace(examination, batch_size=batch_size)
     collate = Collate(loaded.prepare, match_labels(examination.data.label_names, names))
@@ -246,9 +245,7 @@ def predict_dense(
             values = pixel_values.to(loaded.device, loaded.dtype)
             sizes = [image.size[::-1] for image in images]
             predictions = predict(loaded.model, loaded.processor, values, sizes)
-            for image, truth, prediction in zip(images, truths, predictions, strict=True):
-                yield index, image, truth, prediction
-                index += 1
+            yield from zip(images, truths, predictions, strict=True)
 
 
 @final
@@ -318,7 +315,8 @@ def segmentation(examination: Examination, *, worst: int = 8) -> SegmentationRes
     meter = SegmentationMeter(len(names))
     worst_images = Extremes[WorstImage](worst)
     start = time.perf_counter()
-    for index, image, truth, prediction in predict_dense(examination, _read_mask, names, segment):
+    predictions = predict_dense(examination, _read_mask, names, segment)
+    for index, (image, truth, prediction) in enumerate(predictions):
         meter.update(prediction, truth)
         if worst:
             score = meter.score_image(prediction, truth)
@@ -432,7 +430,8 @@ def detection(examination: Examination, *, worst: int = 8) -> DetectionResult:
     worst_images = Extremes[WorstImage](worst)
     start = time.perf_counter()
     meter = None
-    for index, image, truth, prediction in predict_dense(examination, _read_objects, names, detect):
+    predictions = predict_dense(examination, _read_objects, names, detect)
+    for index, (image, truth, prediction) in enumerate(predictions):
         meter = meter or DetectionMeter("masks" in truth and "masks" in prediction)
         meter.update(prediction, truth)
         if worst:

@@ -27,11 +27,7 @@ from hf_vit.data import ImageData, dense_collator, dense_transforms
 from hf_vit.data.annotations import IGNORED
 from hf_vit.data.transforms import refuse_image_only
 from hf_vit.errors import UserError, get_strict_reason
-from hf_vit.evaluation.protocols.dense import (
-    DetectionMeter,
-    SegmentationMeter,
-    require_metrics,
-)
+from hf_vit.evaluation.protocols.dense import DetectionMeter, SegmentationMeter, require_metrics
 from hf_vit.families import DENSE_HEADS, DenseHead, DenseTask
 from hf_vit.loading.outputs import compute_detections
 from hf_vit.loading.start import build_model, build_processor, find_backbone, load_dense_model
