@@ -175,8 +175,8 @@ def masked(size, counts):
 
 BAD_COCO = [
     (set_first(bbox=[3, 4, 0, 5]), "'train2017/001.png' has object 1 with an empty box of 0x5 px"),
-    (lambda told: [each.update(bbox=[0.1, 0.2, 0.5, 0.4]) for each in told["annotations"]],
-     "all boxes of train are in the first pixel, as if they were shares of width and height; write boxes in px"),
+    (lambda told: [each.update(bbox=[0.6, 0.5, 0.8, 0.9]) for each in told["annotations"]],
+     "all boxes of train are in the first two pixels, as if they were shares of width and height; write x, y, width"),
     (set_first(bbox=[30, 4, 20, 5]), "with a box from (30, 4) to (50, 9) px, outside the image of 40x30"),
     (set_first(bbox=[1, 2, 3]), "with the box [1, 2, 3]; write x, y, width and height in px"),
     (set_first(bbox=[1, 2, 3, "x"]), "with the box [1, 2, 3, 'x']"),

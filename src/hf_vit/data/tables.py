@@ -233,10 +233,10 @@ class ObjectTables(ImageTables):
         for split, images in scans.items():
             objects = [row for (row_split, _), row in self._checked.items() if row_split == split]
             ends = [max(x + width, y + height) for row in objects for x, y, width, height in row["bbox"]]
-            if ends and max(ends) <= 1:
+            if ends and max(ends) <= 2:  # the sum of two shares, where they are centers (YOLO) or two corners
                 raise UserError(
-                    f"all boxes of {split} are in the first pixel, as if they were shares of width and height; write "
-                    "boxes in px"
+                    f"all boxes of {split} are in the first two pixels, as if they were shares of width and height; "
+                    "write x, y, width and height in px"
                 )
             empty = sum(image.annotation is not None and not image.annotation.amounts for image in images)
             if empty:
