@@ -108,6 +108,9 @@ def test_masks_boxes_and_areas_are_those_of_pycocotools(coco):
             assert (np.array(mask) == reference.annToMask(each).astype(bool)).all()
     kinds = {(type(each["segmentation"]), each["iscrowd"]) for each in reference.anns.values()}
     assert kinds == {(list, 0), (dict, 0), (dict, 1)}
+    rewrite(coco, lambda told: [each.pop("area") for each in told["annotations"]], "val2017")
+    for row in load_data(str(coco), target="objects").splits["validation"]:  # then it is that of the mask
+        assert row["objects"]["area"] == [np.count_nonzero(mask) for mask in row["objects"]["segmentation"]]
 
 
 def test_the_training_images_are_dealt_out_and_those_without_objects_are_counted(coco):

@@ -79,8 +79,8 @@ def find_tight_box(mask: NDArray[np.bool_]) -> list[float]:
     return [float(left), float(top), float(columns[-1] + 1 - left), float(rows[-1] + 1 - top)]
 
 
-def encode_mask(mask: Any, height: int, width: int, object_name: str) -> dict[str, Any]:
-    """Encode an object's mask as COCO's compressed run lengths {"size": [H, W], "counts": bytes}, by pycocotools.
+def encode_mask(mask: Any, height: int, width: int, object_name: str) -> tuple[dict[str, Any], float]:
+    """Encode an object's mask as COCO's compressed run lengths {"size": [H, W], "counts": bytes}; also return its area.
 
     The mask is polygons [[x1, y1, x2, y2, ...], ...] in px, run lengths {"size", "counts"}, or {"bytes": an image file
     that is 0 outside of the object}. Raises UserError if it is empty, damaged or of another size than the image. The
@@ -93,11 +93,12 @@ def encode_mask(mask: Any, height: int, width: int, object_name: str) -> dict[st
         encode = _encode_file if "bytes" in mask else _encode_lengths
     try:
         encoded = encode(mask_api, mask, height, width)
-        if not mask_api.area(encoded):
+        area = float(mask_api.area(encoded))
+        if not area:
             raise UserError("an empty mask; draw it again, or remove the object")
     except UserError as error:
         raise UserError(f"{object_name} with {error}") from error
-    return {"size": [height, width], "counts": encoded["counts"]}
+    return {"size": [height, width], "counts": encoded["counts"]}, area
 
 
 def _encode_file(mask_api: Any, mask: dict[str, Any], height: int, width: int) -> Any:

@@ -202,18 +202,20 @@ class ObjectTables(ImageTables):
                 classes = f"{len(self.numbers)} classes ({summarize_names(list(map(str, self.numbers)))})"
                 raise UserError(f"object {number} of the unknown class {category!r}; use one of {classes}")
         objects["category"] = [self.numbers[category] for category in raw["category"]]
+        covered_areas = [width * height for _, _, width, height in objects["bbox"]]
+        if self.with_masks:
+            masks = enumerate(raw["segmentation"], start=1)
+            pairs = [encode_mask(mask, scan.height, scan.width, f"object {i}") for i, mask in masks]
+            objects["segmentation"], covered_areas = [mask for mask, _ in pairs], [area for _, area in pairs]
         objects["area"], objects["iscrowd"] = [], []
-        fields = zip(objects["bbox"], raw["area"], raw["iscrowd"], strict=True)
-        for number, (box, area, crowd) in enumerate(fields, start=1):
-            size = box[2] * box[3] if area is None else _to_float(area)
+        fields = zip(covered_areas, raw["area"], raw["iscrowd"], strict=True)
+        for number, (covered_area, area, crowd) in enumerate(fields, start=1):
+            size = covered_area if area is None else _to_float(area)
             if not math.isfinite(size) or crowd not in (None, 0, 1):
                 values = f"area {area!r:.40} and iscrowd {crowd!r:.40}"
                 raise UserError(f"object {number} with the {values}; write a number for area, and 0 or 1 for iscrowd")
             objects["area"].append(size)
             objects["iscrowd"].append(int(bool(crowd)))
-        if self.with_masks:
-            masks = enumerate(raw["segmentation"], start=1)
-            objects["segmentation"] = [encode_mask(mask, scan.height, scan.width, f"object {i}") for i, mask in masks]
         return objects
 
     def select_rows(self, split: str, rows: Sequence[int]) -> "Dataset":
