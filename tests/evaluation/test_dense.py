@@ -327,22 +327,37 @@ def test_mask_rcnn_is_torchvisions():
             torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-4)
 
 
-def test_more_classes_than_eight_bits_tell(tmp_path):
+@pytest.mark.parametrize("number", [255, 299])
+def test_more_classes_than_eight_bits_tell(tmp_path, number):
     """A mask in 16 bits; of masks in 8 bits 255 judges nothing, so that such a model cannot be judged by them."""
     names = {number: f"class {number}" for number in range(300)}
     model, processor = build("plain", "linear", id2label=names)
     with torch.no_grad():
         model.classifier.weight.zero_()
-        model.classifier.bias.copy_(torch.arange(300) == 299)
+        model.classifier.bias.copy_(torch.arange(300) == number)
     subject = load_model((model, processor))
     Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
     write_dense_predictions(iterate_predictions(subject, [tmp_path / "a.png"]), tmp_path / "out")
     with Image.open(tmp_path / "out" / "masks" / "a.png") as mask:
-        assert set(np.asarray(mask).flatten().tolist()) == {299}
+        assert set(np.asarray(mask).flatten().tolist()) == {number}
+    with Image.open(tmp_path / "out" / "pictures" / "a.png") as painted:
+        assert np.asarray(painted).any()  # over a black image
     rows = Dataset.from_dict({"image": [], "mask": [], "label": []})
     data = ImageData("shapes", "0", {"test": rows}, [names[0]], target="mask")
     with pytest.raises(UserError, match="has 300 classes, but masks hold at most 255"):
         evaluate_protocol("segmentation", (model, processor), data, split="test", progress=False)
+
+
+def test_more_objects_than_eight_bits_tell():
+    """Each of 300 objects has one pixel."""
+    dots = torch.eye(300).reshape(300, 1, 15, 20)
+    objects = {"boxes": torch.ones(300, 4), "labels": torch.zeros(300, dtype=torch.int64), "masks": dots}
+    model, processor = build("plain", "mask-rcnn")
+    output = model.eval()(torch.zeros(1, 3, 32, 32))
+    output.detections = [{**objects, "scores": torch.linspace(0.9, 0.6, 300)}]
+    model.forward = lambda **_: output
+    (found,) = predict((model, processor), Image.new("RGB", (20, 15)))
+    assert (found.mask == np.arange(1, 301).reshape(15, 20)).all()
 
 
 SIDE = 32

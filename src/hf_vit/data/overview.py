@@ -172,7 +172,7 @@ def paint_classes(image: Image.Image, classes: torch.Tensor, count: int) -> Imag
     from torchvision.transforms.functional import pil_to_tensor, to_pil_image
     from torchvision.utils import draw_segmentation_masks
 
-    present = [number for number in classes.unique().tolist() if number != IGNORED]
+    present = [number for number in classes.unique().tolist() if number != IGNORED or count > IGNORED]
     if not present:
         return image
     colors = [_make_palette(count)[number] for number in present]

@@ -386,12 +386,12 @@ def _describe_detection(image: "Image", objects: Mapping[str, torch.Tensor], nam
     from hf_vit.data.overview import paint_objects
 
     rows = zip(objects["labels"].tolist(), objects["scores"].tolist(), objects["boxes"].tolist(), strict=True)
-    mask: NDArray[np.uint8] | None = None
+    mask: NDArray[np.uint8 | np.uint16] | None = None
     if "masks" in objects:
-        mask = np.zeros((image.height, image.width), dtype=np.uint8)
         masks = list(enumerate(objects["masks"].numpy(), start=1))
+        mask = np.zeros((image.height, image.width), dtype=np.uint8 if len(masks) <= 255 else np.uint16)
         for number, is_object in reversed(masks):  # the highest score comes first in the list, and last onto the mask
-            mask[is_object] = min(number, 255)
+            mask[is_object] = number
     return {
         "answers": [{"label": names[label], "score": score, "box": box} for label, score, box in rows],
         "mask": mask,
