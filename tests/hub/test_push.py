@@ -349,7 +349,7 @@ def test_the_trainer_shares_one_commit(hub: Loopback, xet_client: Client, tmp_pa
     assert not [name for name in files if "checkpoint" in name or name.endswith((".bin", ".pt"))]
     assert (tmp_path / "trained" / "checkpoint-2").is_dir(), "it was there to be left out"
     card = xet_client.run("hub.jobs:read", repo_id=TRAINED, name="README.md")
-    for row in ("| Data | colours, split train, 6 images |", "| learning rate | 0.001 |"):
+    for row in ("| Data | colours, split train, 6 images |", "| learning rate | 0.001 |", "| layer decay | 0.5 |"):
         assert row in card
     assert "| validation accuracy | 75.00% |" in card, "of the weights that were loaded at the end"
     assert xet_client.run("hub.jobs:logits", repo_id=TRAINED) == done["logits"]
@@ -357,9 +357,10 @@ def test_the_trainer_shares_one_commit(hub: Loopback, xet_client: Client, tmp_pa
     assert len([entry for entry in hub.log() if entry["method"] == "POST" and "/commit/" in entry["path"]]) == 1
     state = tmp_path / "trained" / "checkpoint-1" / "trainer_state.json"
     state.write_text(re.sub(r'"earlier": [\d.e-]+', '"earlier": 7000', state.read_text()))
-    options = dict(named="by the dataset", resume=str(state.parent))
+    options = dict(named="by the dataset", resume=str(state.parent), again=True)
     train(xet_client, tmp_path / "named", hub_model_id="alice/named", **options)
-    (record,) = json.loads(xet_client.run("hub.jobs:read", repo_id="alice/named", name="facts.json"))
+    record, evaluation = json.loads(xet_client.run("hub.jobs:read", repo_id="alice/named", name="facts.json"))
+    assert (record["kind"], evaluation["kind"]) == ("training", "evaluation"), "which is after the last training"
     assert record["seconds"] > 7000, "of both sessions"
     card = xet_client.run("hub.jobs:read", repo_id="alice/named", name="README.md")
     assert "| Data | colours, split train, 6 images |" in card

@@ -8,7 +8,7 @@ from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
 from hf_vit.hub.card_metadata import describe_base_license, read_license, require_license
 from hf_vit.hub.push import Push, PushResult, push_to_hub
-from hf_vit.results.facts import DataFact, append_record, make_record
+from hf_vit.results.facts import DataFact, Facts, append_record, make_record
 from hf_vit.training.trainer.callbacks import Clock, find_callbacks
 
 # Arguments of transformers that the model card shows as the recipe.
@@ -17,6 +17,7 @@ _RECIPE = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "label_smoothing_factor", "max_grad_norm"),
     *("bf16", "fp16"),
 )
+_OWN = ("layer_decay", "average_decay")  # arguments of `HfViTTrainer` itself, for the same
 # Values of a record -> names in the Trainer's log.
 _LOGGED = {"training_loss": "train_loss", "validation_accuracy": "eval_accuracy", "validation_loss": "eval_loss"}
 
@@ -76,8 +77,8 @@ def _get_last(trainer: Any, key: str) -> float | None:
 def _collect_values(trainer: Any) -> dict[str, Any]:
     """Return the values of the training's record: recipe, steps, scores, and the base model with its license."""
     recipe: dict[str, Any] = {}
-    for name in _RECIPE:
-        setting = getattr(trainer.args, name)
+    for name in (*_RECIPE, *_OWN):
+        setting = getattr(trainer if name in _OWN else trainer.args, name)
         if setting not in (None, False, -1):  # turned off
             recipe[name] = getattr(setting, "value", setting)  # the value of an enum
     values: dict[str, Any] = {"recipe": recipe, "steps": trainer.state.global_step}
@@ -104,7 +105,11 @@ def share_training(
         seconds=find_callbacks(trainer, Clock)[0].seconds or None,
         device=str(arguments.device),
     )
-    append_record(folder, record)
+    facts = Facts.load(folder)
+    latest = facts.find_latest("training")
+    # One record for a training that is shared again, as evaluations count only after the last training.
+    if latest is None or latest.seconds != record.seconds or facts.has_replaced_weights:
+        append_record(folder, record)
     refresh_card(folder, license=trainer.license)
     return share_finished(
         folder,
