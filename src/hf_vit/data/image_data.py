@@ -176,17 +176,15 @@ def draw_images(data: ImageData, split: str, count: int | None, seed: int) -> Im
     if count is None or total is None or count >= total:
         return data
     rows = sorted(np.random.default_rng(seed).permutation(total)[:count].tolist())
-    table = get_tables(data)[split].select(np.asarray(rows))
-    scans = data.seen.get(split)
-    seen = data.seen if scans is None else data.seen | {split: [scans[row] for row in rows]}
-    return replace(data, splits={**data.splits, split: table}, seen=seen)
+    return _select_rows(data, {split: rows})
 
 
-def _select_rows(data: ImageData, rows: Mapping[str, list[int]], bad: list[str]) -> ImageData:
-    """Return the data with only the given rows of some splits; the same object if no image is bad."""
-    if not bad:
+def _select_rows(data: ImageData, rows: Mapping[str, list[int]], bad: Sequence[str] = ()) -> ImageData:
+    """Return the data with only these rows of some splits, without `bad` images; the same object if they are all."""
+    if all(len(selected) == data.num_examples(split) for split, selected in rows.items()):
         return data
-    tables = get_tables(data).items()
-    splits = {split: table.select(rows[split]) if split in rows else table for split, table in tables}
-    scans = data.seen | {split: [data.seen[split][row] for row in good_rows] for split, good_rows in rows.items()}
-    return replace(data, splits=splits, seen=scans, skipped=[*data.skipped, *map(shorten_path, bad)])
+    splits = {split: table.select(rows[split]) if split in rows else table for split, table in get_tables(data).items()}
+    seen = {
+        split: [scans[row] for row in rows[split]] if split in rows else scans for split, scans in data.seen.items()
+    }
+    return replace(data, splits=splits, seen=seen, skipped=[*data.skipped, *map(shorten_path, bad)])

@@ -285,7 +285,6 @@ class DenseTrainer(HfViTTrainer):
     def __init__(self, *args: Any, task: "HeadTask", class_names: list[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.task, self.class_names = task, class_names
-        self.model_accepts_loss_kwargs = False
 
     def compute_loss(
         self,

@@ -62,7 +62,8 @@ class HfViTTrainer(Trainer):
     - Weight decay applies to matrices and kernels only, not to biases, norms, tokens, position tables, LayerScale or
       probes.
     - Labels may be class indices [B] or probabilities [B, K] (mixup, cutmix). `label_smoothing_factor` works with both
-      and changes the training loss only: `eval_loss` is the plain cross-entropy.
+      and changes the training loss only: `eval_loss` is the plain cross-entropy. A `compute_loss_func` of your own then
+      gets probabilities, of which `num_items_in_batch` counts K for every image, as with mixup.
     - Order, augmentation and mixing of the images depend on (seed, epoch, position) alone (see `sampling`). A resumed
       training therefore repeats an uninterrupted one step by step, and several processes train on the same batches as
       a single one; of a stream every process reads its own part.
@@ -290,12 +291,11 @@ class HfViTTrainer(Trainer):
 
     def _make_training_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Convert class indices [B] or probabilities [B, K] to the targets of the loss, smoothed if requested."""
-        smoothing = self.args.label_smoothing_factor
-        if isinstance(self.compute_loss_func, TargetLoss):
-            return self.compute_loss_func.targets(labels, self._num_labels(), smoothing)
-        if smoothing > 0 and self._takes_probabilities():
-            return smooth_labels(labels, self._num_labels(), smoothing)
-        return labels
+        loss, smoothing = self.compute_loss_func, self.args.label_smoothing_factor
+        if not isinstance(loss, TargetLoss) and not (smoothing > 0 and self._takes_probabilities()):
+            return labels
+        convert = loss.targets if isinstance(loss, TargetLoss) else smooth_labels
+        return convert(labels, cast(Any, self.bare_model()).config.num_labels, smoothing)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -524,11 +524,8 @@ class HfViTTrainer(Trainer):
         """Return the file with the position of this process in its part of a stream."""
         return checkpoint / f"stream_{self.args.process_index}.pt"
 
-    def _num_labels(self) -> int:
-        return int(self.accelerator.unwrap_model(self.model).config.num_labels)
-
     def _takes_probabilities(self) -> bool:
-        return get_problem_type(self.accelerator.unwrap_model(self.model)) == "single_label_classification"
+        return get_problem_type(self.bare_model()) == "single_label_classification"
 
     # The Hub
 

@@ -207,11 +207,10 @@ class SeededStream(IterableDataset[Any]):
         """Yield augmented examples without end; each has a seed of its own, so that a resumed run continues exactly."""
         worker = get_worker_info()
         part = self.rank if worker is None else self.rank * worker.num_workers + worker.id
-        state = self._state
-        epoch = state["epoch"]
-        first = state["first"]  # examples of all epochs before
-        resume_position = state["done"]  # examples of this epoch that were already yielded
-        dataset_position = state["place"]
+        # `first` counts the examples of all epochs before, `resume_position` those of this epoch already yielded.
+        epoch, first, resume_position, dataset_position = (
+            self._state[name] for name in ("epoch", "first", "done", "place")
+        )
         while True:
             examples = self._iterate_epoch(epoch, dataset_position)
             position = 0 if dataset_position is None else resume_position  # without a position it is read again
