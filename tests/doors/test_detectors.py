@@ -109,6 +109,16 @@ def test_a_heads_backbone_has_its_dtype_and_its_attention(head, tmp_path):
 
 
 @torch.no_grad()
+def test_mask_rcnn_needs_the_size_of_every_image():
+    model, _ = dense_heads.build("plain", "mask-rcnn")
+    images, sizes = dense_heads.batch_for("mask-rcnn")["pixel_values"], [(32, 64), (128, 64)]
+    first, second = model.eval()(images, target_sizes=torch.tensor(sizes)).detections
+    assert [tuple(each["masks"].shape[2:]) for each in (first, second)] == sizes
+    with pytest.raises(ValueError, match="target_sizes are 1 for 2 images; give one for each image"):
+        model(images, target_sizes=sizes[:1])
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("head", ["linear", "upernet"])
 def test_outputs_that_the_configuration_asks_for(head, tmp_path):
     model, _ = dense_heads.build("plain", head)

@@ -136,7 +136,7 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
         self,
         pixel_values: torch.Tensor,
         labels: list[dict[str, torch.Tensor]] | None = None,
-        target_sizes: list[tuple[int, int]] | None = None,
+        target_sizes: torch.Tensor | list[tuple[int, int]] | None = None,
         **kwargs: Any,
     ) -> HfMaskRCNNOutput:
         """Detect objects; in training, return the losses.
@@ -145,14 +145,19 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
             pixel_values: [B, C, H, W].
             labels: for training, for every image: "boxes" [n, 4] (x1, y1, x2, y2 in px of `pixel_values`),
                 "class_labels" [n] and, with `use_masks`, "masks" [n, H, W] of 0 and 1. Otherwise ignored.
-            target_sizes: (height, width) in px to scale boxes and masks to; default: the size of `pixel_values`.
+            target_sizes: (height, width) of every image in px to scale boxes and masks to; default: those of
+                `pixel_values`.
 
         Raises:
-            ValueError: training without labels, without masks although `use_masks` is set, or with an empty box.
+            ValueError: training without labels, without masks although `use_masks` is set, or with an empty box; or
+                `target_sizes` of another number of images.
         """
         from torchvision.models.detection.image_list import ImageList
 
         sizes = [(pixel_values.shape[2], pixel_values.shape[3])] * len(pixel_values)
+        final_sizes = sizes if target_sizes is None else [(int(height), int(width)) for height, width in target_sizes]
+        if len(final_sizes) != len(sizes):
+            raise ValueError(f"target_sizes are {len(final_sizes)} for {len(sizes)} images; give one for each image")
         images = ImageList(pixel_values, sizes)
         targets = self.targets(labels) if self.training else None
         maps = self.backbone(pixel_values, return_dict=True, **kwargs).feature_maps
@@ -167,7 +172,7 @@ class HfMaskRCNNForObjectDetection(HfDenseMixin, PreTrainedModel):
         if self.training:
             loss_dict = losses | box_losses
             return HfMaskRCNNOutput(loss=sum(loss_dict.values()), loss_dict=loss_dict)  # pyright: ignore[reportArgumentType]
-        detections = self.in_image.postprocess(detections, sizes, target_sizes or sizes)
+        detections = self.in_image.postprocess(detections, sizes, final_sizes)
         return HfMaskRCNNOutput(detections=[{**image, "labels": image["labels"] - 1} for image in detections])
 
     def targets(self, labels: list[dict[str, torch.Tensor]] | None) -> list[dict[str, torch.Tensor]]:

@@ -148,7 +148,7 @@ def resample_patch_kernel(kernel: torch.Tensor, new_patch: Grid, antialias: bool
     old_patch = (kernel.shape[2], kernel.shape[3])
     if old_patch == tuple(new_patch):
         return kernel
-    basis = torch.eye(old_patch[0] * old_patch[1], dtype=torch.float64).unflatten(0, old_patch)
+    basis = torch.eye(old_patch[0] * old_patch[1], dtype=torch.float64, device="cpu").unflatten(0, old_patch)
     resized = resample_grid(basis, new_patch, "flexivit" if antialias else "bilinear").flatten(0, 1).T
     fitted_kernel = kernel.detach().cpu().double().flatten(2) @ torch.linalg.pinv(resized).T
     return fitted_kernel.reshape(*kernel.shape[:2], *new_patch).to(kernel.device, kernel.dtype)
