@@ -113,12 +113,9 @@ def build_classifier(
     if rows is None and hasattr(source.config, "representation_size"):
         changes["representation_size"] = None
     changes |= fields | _make_rate_fields(source, dropout, drop_path)
-    if rows is None:
-        new_heads = _HEADS
-    elif getattr(source.config, "has_distillation_head", False):
-        new_heads = ()
-    else:  # a distillation token may be new in a checkpoint whose head is kept
-        new_heads = ("distillation_classifier",)
+    new_heads = _HEADS
+    if rows is not None:  # a distillation token may be new in a checkpoint whose head is kept
+        new_heads = () if getattr(source.config, "has_distillation_head", False) else _HEADS[1:]
     model = _build(source, "classification", changes, image_size, new=new_heads)
     for name in _HEADS:
         head = getattr(model, name, None)
@@ -224,12 +221,11 @@ def _build(
         if image_size is not None:
             config.grid_of(*image_size)  # raises for an MLP-Mixer, which has a fixed size
         return _load(source, family.classes[door], config, sizes, new)
-    except StrictDataclassError as error:
-        raise UserError(f"{source.name} cannot be built with these settings: {get_strict_reason(error)}") from error
     except UserError:
         raise
-    except ValueError as error:  # the configuration does not allow this head
-        raise UserError(f"{source.name} cannot be built with these settings: {error}") from error
+    except (StrictDataclassError, ValueError) as error:  # the configuration may not allow this head
+        reason = get_strict_reason(error) if isinstance(error, StrictDataclassError) else error
+        raise UserError(f"{source.name} cannot be built with these settings: {reason}") from error
 
 
 def choose_image_size(
@@ -284,14 +280,8 @@ def _find_prepared_size(source: Source) -> tuple[int, int] | None:
     if stored.get("max_num_patches") is not None or stored.get("do_resize") is False:
         return None
     size = stored.get("crop_size") if stored.get("do_center_crop") else stored.get("size")
-    if isinstance(size, int):
-        return size, size
-    if not isinstance(size, Mapping):
-        return None
-    height, width = size.get("height"), size.get("width")
-    if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
-        return height, width
-    return None
+    height, width = (size.get("height"), size.get("width")) if isinstance(size, Mapping) else (size, size)
+    return (height, width) if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0 else None
 
 
 def _px(size: Any) -> str:

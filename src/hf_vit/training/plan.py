@@ -268,9 +268,7 @@ def choose_attention(run: Run, model: PreTrainedModel) -> None:
     is for a Local-ViT of many patches, whose eager attention computes all pairs of them.
     """
     family = find_family(run.config.model_type)
-    if family is None or not family.is_vit:
-        return
-    if family.name == "local" and math.prod(run.config.grid) > _DENSE_PATCHES:
+    if family is None or not family.is_vit or (family.name == "local" and math.prod(run.config.grid) > _DENSE_PATCHES):
         return
     if run.bf16 and pick_device(run.options.device).type == "cpu" and not emulates_bfloat16():
         model.set_attn_implementation("eager")

@@ -96,7 +96,8 @@ def build_dense_model(
         raise UserError(f"--head {head} is unknown; choose one of {', '.join(DENSE_HEADS)}")
     checkpoint = load_dense_model(source) if source.dense_head is kind else None
     backbone_fields = {} if checkpoint is not None else _make_map_fields(source, head)
-    if width is not None and _has_pyramid(source):
+    has_pyramid = hasattr(source.config, "use_feature_pyramid") and not isinstance(source.config, HfHybridViTConfig)
+    if width is not None and has_pyramid:
         backbone_fields["fpn_hidden_size"] = width
     rates = {"dropout": backbone_dropout, "drop_path": drop_path}
     backbone: Any = build_model(source, "backbone", image_size=image_size, **rates, **backbone_fields)
@@ -168,11 +169,6 @@ def _make_detr_targets(image: Mapping[str, torch.Tensor], scale: torch.Tensor) -
     not_crowd = image["iscrowd"] == 0 if "iscrowd" in image else slice(None)
     boxes = box_convert(image["boxes"][not_crowd], "xyxy", "cxcywh") / scale
     return {"class_labels": image["class_labels"][not_crowd], "boxes": boxes}
-
-
-def _has_pyramid(source: Source) -> bool:
-    """Return whether the backbone of the source makes maps of several strides by ViTDet's pyramid."""
-    return hasattr(source.config, "use_feature_pyramid") and not isinstance(source.config, HfHybridViTConfig)
 
 
 def _make_map_fields(source: Source, head: str) -> dict[str, Any]:

@@ -239,13 +239,12 @@ class NoisyStudent(SelfTraining):
         """Build the student, with dropout before its heads."""
         student, processor = super().build(start, recipe)
         rate = self.options.settings()["head_dropout"]
-        self._noise = [
-            head.register_forward_pre_hook(
-                lambda module, inputs: (F.dropout(inputs[0], rate, module.training), *inputs[1:])
-            )
-            for name, head in student.named_children()
-            if name.endswith("classifier")
-        ]
+
+        def drop(head: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+            return F.dropout(inputs[0], rate, head.training)
+
+        heads = [head for name, head in student.named_children() if name.endswith("classifier")]
+        self._noise = [head.register_forward_pre_hook(drop) for head in heads]
         return student, processor
 
     def get_released(self, module: Any) -> PreTrainedModel:
