@@ -317,13 +317,12 @@ def declare(config_file: TimmConfig, companions: Companions, fields: Mapping[str
         raise UserError("config.json has a pretrained_cfg without input_size; download the file again")
     pretrained = config_file.pretrained_cfg or companions.config or {}
     arguments = config_file.model_args or {}
-    pixels = from_timm(pretrained, arguments)
+    number = config_file.max_num_patches
+    pixels: Fields = from_timm(pretrained, arguments) | ({} if number is None else {"max_num_patches": number})
     size = pixels["crop_size"]["height"], pixels["crop_size"]["width"]
     # The top level takes precedence; files without a pretrained_cfg may have the older name.
     labels = config_file.label_names or pretrained.get("label_names") or pretrained.get("labels")
     fields = {**fields, **({} if config_file.problem_type is None else {"problem_type": config_file.problem_type})}
-    if config_file.max_num_patches is not None:
-        pixels |= {"max_num_patches": config_file.max_num_patches}
     return Declared(fields, read_size(arguments.get("img_size") or size), read_class_names(labels), pixels)
 
 

@@ -48,10 +48,10 @@ from hf_vit.evaluation import predict
 from hf_vit.hub import card
 from hf_vit.hub.card import record_power, refresh_card, render_card, write_card
 from hf_vit.hub.card_metadata import (
-    describe_base_license,
     find_common_license,
     find_license,
     find_metadata_errors,
+    record_base_license,
     require_license,
 )
 from hf_vit.hub.contents import collect, list_missing_facts, list_plots
@@ -202,12 +202,13 @@ def test_nobody_s_license_is_asserted(told: Path, folder: Path, tmp_path: Path) 
     write_card(told)
     for text in (write_card(told).read_text(), render_card(told, license="other")):
         assert {name: metadata(text).get(name) for name in named} == named
-    assert describe_base_license(str(told)) == base
+    assert record_base_license(find_license(str(told))) == base
+    assert find_common_license([str(told), str(told)]) == named
     write_card(told, license="mit")
     assert "license_name" not in metadata(render_card(told))
-    assert (find_license(str(told)), find_license("S/16"), find_license(str(tmp_path))) == ("mit", None, None)
-    assert find_common_license([str(told), str(told)]) == "mit"
-    assert find_common_license([str(told), "S/16"]) is None
+    assert list(map(find_license, (str(told), "S/16", str(tmp_path)))) == [{"license": "mit"}, {}, {}]
+    assert find_common_license([str(told), str(told)]) == {"license": "mit"}
+    assert find_common_license([str(told), "S/16"]) == {}
     with pytest.raises(UserError, match=r"'Apache 2' is not a license id of the Hub; give one such as apache-2\.0"):
         require_license("Apache 2", None)
     require_license(None, str(told))

@@ -149,7 +149,7 @@ def test_branches_tags_and_pull_requests(hub: Loopback, xet_client: Client, make
     wanted = [jobs.logits(folders[number]) for number in (0, 0, 1, 2)]
     assert xet_client.run("hub.jobs:logits_many", loads=loads) == wanted
     for model in (f"{REPO}@v1", f"hf://{REPO}"):
-        assert xet_client.run("hf_vit.hub.card_metadata:find_license", model=model) == "apache-2.0"
+        assert xet_client.run("hf_vit.hub.card_metadata:find_license", model=model) == {"license": "apache-2.0"}
     hub.settings(REPO, closed=[1])
     anew = xet_client.run("hub.jobs:push", folder=folders[2], create_pr=True)
     assert (anew["changed"], anew["pull_request"]) == (True, f"{hub.endpoint}/{REPO}/discussions/2")

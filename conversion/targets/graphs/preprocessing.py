@@ -14,6 +14,7 @@ from typing import Any, Self, final
 
 import torch
 from PIL import Image
+from transformers.image_processing_backends import PilBackend, TorchvisionBackend
 
 from hf_vit.data.transforms import get_pixel_scale
 from hf_vit.errors import UserError
@@ -27,7 +28,7 @@ _FILTERS = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
 _INT64, _DOUBLE, FLOAT = 7, 11, 1  # ONNX's numbers of the types
 END = 2**31 - 1
 # Methods of transformers' processors; a class that overrides one may do something that the graph does not.
-STEPS = ("preprocess", "_preprocess", "process_image", "resize", "center_crop", "rescale_and_normalize", "normalize")
+_STEPS = ("preprocess", "_preprocess", "process_image", "resize", "center_crop", "rescale_and_normalize", "normalize")
 
 
 @final
@@ -44,7 +45,10 @@ class Preprocessing:
     @classmethod
     def from_processor(cls, processor: Any) -> Self:
         """Read the steps of transformers' image processor; raise a UserError that lists those that no graph does."""
-        unsupported_steps = _find_unsupported_steps(processor)
+        kind: Any = type(processor)
+        unsupported_steps = list_unsupported_steps(processor)
+        if not issubclass(kind, TorchvisionBackend):  # Pillow's rounding is another
+            unsupported_steps = [f"{kind.__name__} (not one of transformers' torchvision processors)"]
         if unsupported_steps:
             raise UserError(
                 f"the image processor has settings that a graph cannot compute: {', '.join(unsupported_steps)}; "
@@ -78,16 +82,13 @@ class Preprocessing:
         return (self.size, self.size) if isinstance(self.size, int) else self.size or self.output_size
 
 
-def _find_unsupported_steps(processor: Any) -> list[str]:
-    """Return the steps of an image processor that graphs do not support, in words."""
-    from transformers.image_processing_backends import TorchvisionBackend
-
-    processor_class: Any = type(processor)
-    if not issubclass(processor_class, TorchvisionBackend):
-        return [f"{processor_class.__name__} (not one of transformers' torchvision processors)"]
-    overridden = [name for name in STEPS if getattr(processor_class, name) is not getattr(TorchvisionBackend, name)]
+def list_unsupported_steps(processor: Any) -> list[str]:
+    """Return the steps of an image processor that neither graphs nor pages support, in words."""
+    kind: Any = type(processor)
+    backend = PilBackend if issubclass(kind, PilBackend) else TorchvisionBackend
+    overridden = [name for name in _STEPS if getattr(kind, name, None) is not getattr(backend, name, None)]
     if overridden:
-        return [f"{processor_class.__name__} (which overrides {overridden[0]})"]
+        return [f"{kind.__name__} (which overrides {overridden[0]})"]
     unsupported_steps = list[str]()
     crops = getattr(processor, "do_center_crop", None)
     if processor.do_resize:

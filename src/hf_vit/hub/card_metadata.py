@@ -124,15 +124,20 @@ def check_license(license: str) -> None:
 def read_license(folder: Path) -> dict[str, str]:
     """Return license, license_name and license_link, as far as the metadata of `folder/README.md` declares them."""
     import yaml
-    from huggingface_hub import ModelCard
 
     if not (folder / CARD_NAME).is_file():
         return {}
     try:
-        card = (folder / CARD_NAME).read_text(encoding="utf-8-sig", errors="replace")
-        return _select_license(vars(ModelCard(card).data))
+        return parse_license((folder / CARD_NAME).read_text(encoding="utf-8-sig", errors="replace"))
     except (ValueError, TypeError, yaml.YAMLError):  # unreadable metadata declares no license
         return {}
+
+
+def parse_license(card: str) -> dict[str, str]:
+    """Return license, license_name and license_link, as far as the metadata of a card declares them."""
+    from huggingface_hub import ModelCard
+
+    return _select_license(vars(ModelCard(card).data))
 
 
 def _select_license(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -148,18 +153,13 @@ def find_base_license(facts: Facts) -> dict[str, str]:
     return license if _LICENSE.fullmatch(license.get("license", "")) else {}
 
 
-def describe_base_license(model: str) -> dict[str, str]:
-    """Return the values with which a training records the license of its base model; a link in a repository is lost."""
-    license = _find_license_fields(model)
+def record_base_license(license: Mapping[str, str]) -> dict[str, str]:
+    """Return the values that record the license of a base model; without a link that is a file of its repository."""
     return {f"base_{name}": text for name, text in license.items() if name != "license_link" or "://" in text}
 
 
-def find_license(model: str) -> str | None:
-    """Return the declared license of a model folder or Hub repository; None if it has none or cannot be reached."""
-    return _find_license_fields(model).get("license")
-
-
-def _find_license_fields(model: str) -> dict[str, str]:
+def find_license(model: str) -> dict[str, str]:
+    """Return the license of a model folder or Hub repository, see `read_license`; empty if it cannot be reached."""
     from huggingface_hub import hf_hub_download
 
     folder = Path(model).expanduser()
@@ -175,22 +175,22 @@ def _find_license_fields(model: str) -> dict[str, str]:
         return {}
 
 
-def find_common_license(models: list[str]) -> str | None:
-    """Return the license of several checkpoints; None if they differ or one declares none."""
-    licenses = {find_license(model) for model in models}
-    return licenses.pop() if len(licenses) == 1 else None
+def find_common_license(models: list[str]) -> dict[str, str]:
+    """Return the license of several checkpoints, see `read_license`; empty if they differ or one declares none."""
+    first, *others = map(find_license, models)
+    return first if all(license == first for license in others) else {}
 
 
 def require_license(license: str | None, base: str | None) -> None:
     """Raise a UserError if the license of a model to be shared is unknown, before the training begins."""
     if license is not None:
         check_license(license)
-    elif base is None or find_license(base) is None:
+    elif base is None or not find_license(base):
         raise UserError(NO_LICENSE)
 
 
 def make_metadata(
-    config: ModelConfig, facts: Facts, repo: str, license: Mapping[str, str], examples: Sequence[str] = ()
+    config: ModelConfig, facts: Facts, repo: str, license: Mapping[str, Any], examples: Sequence[str] = ()
 ) -> "ModelCardData":
     """Return the card's metadata; `repo` is user/name or only the name, `examples` are images for the Hub's page."""
     from huggingface_hub import ModelCardData, constants

@@ -18,7 +18,7 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from huggingface_hub import ModelCard, RepoCard
+from huggingface_hub import RepoCard
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import yaml_dump
 
@@ -30,6 +30,7 @@ from hf_vit.hub.card_metadata import (
     check_license,
     find_metadata_errors,
     load_facts,
+    parse_license,
     read_license,
     select_comparable,
 )
@@ -318,6 +319,8 @@ def _make_page_card(folder: Path, license: str | None, remedy: str) -> bytes:
         raise UserError(f"{CARD_NAME} of {folder} is not the card of a static Space (sdk: static); {remedy}")
     if license is not None:
         check_license(license)
+        for name in ("license_name", "license_link") if license != "other" else ():
+            card.data.pop(name)
         card.data.license = license  # pyright: ignore[reportAttributeAccessIssue]
     if card.data.get("license") is None:
         raise UserError(NO_LICENSE)
@@ -337,12 +340,11 @@ def collect_gradio(folder: Path, repo_id: str, **options: Any) -> Contents:
     if not app_files:
         raise UserError(f"the app cannot show the model in {folder}; give a classifier, segmenter or detector")
     title = folder.resolve().name
-    license = ModelCard(model.card).data.get("license")
-    settings = {"title": title, "sdk": "gradio", "app_file": "app.py", "python_version": "3.11", "license": license}
+    settings = {"title": title, "sdk": "gradio", "app_file": "app.py", "python_version": "3.11"}
     text = "Runs the model in this repository, written by `hf-vit push --space gradio`."
     app_files |= {
         "app.py": resources.files("hf_vit.hub").joinpath("gradio_app.txt").read_bytes(),
-        CARD_NAME: f"---\n{yaml_dump(settings)}---\n\n{text}\n".encode(),
+        CARD_NAME: f"---\n{yaml_dump(settings | parse_license(model.card))}---\n\n{text}\n".encode(),
         REQUIREMENTS: app_files[REQUIREMENTS] + b"gradio\n",
     }
     pattern = re.compile(rf"LICENSE.*|((pre)?processor_)?config\.json|{re.escape(INDEX)}|.*\.(safetensors|py)")
@@ -450,7 +452,7 @@ def _make_card(folder: Path, repo_id: str, license: str | None, share_images: bo
             remedy = f"save the model with hf-vit finetune, pretrain or convert, or write {CARD_NAME} yourself"
             raise UserError(f"{problem}; {remedy}")
         card = render_card(folder, repo_id=repo_id, license=license, share_images=share_images)
-        if ModelCard(card).data.get("license") is None:
+        if not parse_license(card):
             raise UserError(NO_LICENSE)
     _check_metadata(card)
     return card

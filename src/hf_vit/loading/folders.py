@@ -54,12 +54,9 @@ def load_transformers(
     source.require_config()
     assert folder is not None
     if not any((folder / f"{weights}{index}").is_file() for weights in WEIGHTS for index in ("", ".index.json")):
-        if (folder / "onnx").is_dir():
-            raise UserError(f"{name} holds no weights, but graphs in onnx; give {name}/onnx")
-        raise UserError(
-            f"{name} holds no weights, because model.safetensors is missing; copy it there, or save the model "
-            "again with save_pretrained"
-        )
+        remedy = "copy it there, or save the model again with save_pretrained"
+        remedy = f"give {name}/onnx for its graph" if (folder / "onnx").is_dir() else remedy
+        raise UserError(f"{name} holds no weights, because model.safetensors is missing; {remedy}")
     with quiet_transformers(), explain_load_errors(name):
         try:
             config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)

@@ -1,12 +1,11 @@
 """Describe a model for its page, which shows the description as text, never as HTML."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from transformers.modeling_utils import PreTrainedModel
 
-from hf_vit.conversion.targets.graphs.preprocessing import STEPS
+from hf_vit.conversion.targets.graphs.preprocessing import list_unsupported_steps
 from hf_vit.data.transforms import get_pixel_scale, refuse_own_shapes
 from hf_vit.errors import UserError
 from hf_vit.families import find_family, get_problem_type
@@ -56,34 +55,20 @@ def describe_preprocessing(processor: Any, image_size: tuple[int, int]) -> dict[
     """
     refuse_own_shapes(processor, "the page")
     where = "in preprocessor_config.json"
+    if steps := list_unsupported_steps(processor):
+        problem = f"the image processor has settings that the page cannot compute: {', '.join(steps)}"
+        raise UserError(f"{problem}; change them {where}")
     settings = processor.to_dict()
-    kind = type(processor)
-    if own_steps := sorted({*STEPS} & vars(kind).keys()):
-        raise UserError(
-            f"the page cannot prepare images as {kind.__name__} does, which has its own {own_steps[0]}; save a "
-            "ViTImageProcessor, or fine-tune the model with one"
-        )
-    size = dict(settings.get("size") or {})
-    crop = settings.get("crop_size") if settings.get("do_center_crop") else None
-    resize = size if settings.get("do_resize", True) else None
-    if resize is not None and set(resize) not in ({"height", "width"}, {"shortest_edge"}):
-        raise UserError(
-            f"the page cannot resize images to {json.dumps(resize)}; set height and width, or shortest_edge, {where}"
-        )
-    if settings.get("do_pad"):
-        raise UserError(f"the page cannot pad images; set do_pad to false {where}")
+    resize = dict(settings["size"]) if settings["do_resize"] else None
+    crop = settings["crop_size"] if settings.get("do_center_crop") else None
     output_size = crop or resize or {}
     if (output_size.get("height"), output_size.get("width")) != image_size:
         px = f"{image_size[0]}x{image_size[1]} px"
         raise UserError(f"the image processor does not return images of {px}, the model's input size; set it {where}")
-    resample = settings.get("resample", 2)
-    if resize is not None and resample not in _FILTERS:
-        known = "2 (bilinear) or 3 (bicubic)"
-        raise UserError(f"the page cannot resize with resample={resample}; set it to {known} {where}")
     factor, mean, std = get_pixel_scale(processor)
     return {
         "resize": resize,
-        "filter": _FILTERS.get(resample),
+        "filter": _FILTERS.get(settings.get("resample")),
         "crop": None if crop is None else {"height": crop["height"], "width": crop["width"]},
         "factor": factor,
         "mean": list(mean),

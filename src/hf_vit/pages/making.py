@@ -154,7 +154,7 @@ def _make_space_card(names: Sequence[str], models: Sequence[str | Path]) -> str:
         "sdk": "static",
         "app_file": "index.html",
         "models": [str(model) for model in models if HUB_ID.fullmatch(str(model)) and not is_local(model)],
-        "license": find_common_license([str(model) for model in models]),
+        **find_common_license([str(model) for model in models]),
     }
     known = {name: value for name, value in metadata.items() if value}
     text = "A page that runs these models in the visitor's browser, written by `hf-vit page`."

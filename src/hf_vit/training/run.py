@@ -40,7 +40,7 @@ from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import DivergedError, UserError, explain_refusal, is_out_of_memory
 from hf_vit.families import find_family
 from hf_vit.hub.card import write_card
-from hf_vit.hub.card_metadata import describe_base_license, require_license
+from hf_vit.hub.card_metadata import find_license, record_base_license, require_license
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints
 from hf_vit.loading.model import get_source_name
 from hf_vit.loading.start import choose_image_size, find_model, get_least_size
@@ -773,7 +773,7 @@ def collect_run_values(run: Run, result: TrainingResult) -> dict[str, Any]:
         "training_loss": next((entry["loss"] for entry in reversed(result.history) if "loss" in entry), None),
         # The test split is evaluated in the precision of the saved weights.
         "validation_precision": "bf16" if run.bf16 else None,
-        **(describe_base_license(run.source.name) if has_weights else {}),
+        **(record_base_license(find_license(run.source.name)) if has_weights else {}),
         "origin": run.source.plan.origin if has_weights and run.source.family is None else None,
         "streaming": run.options.streaming or None,
         "cache_features": run.options.cache_features or None,

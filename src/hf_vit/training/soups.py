@@ -18,7 +18,7 @@ from hf_vit.evaluation.protocols.registry import ProtocolRun
 from hf_vit.evaluation.protocols.top1 import ClassificationResult, top1
 from hf_vit.evaluation.saving import save_protocol
 from hf_vit.hub.card import write_card
-from hf_vit.hub.card_metadata import find_common_license
+from hf_vit.hub.card_metadata import find_common_license, record_base_license
 from hf_vit.loading.model import PROBE, LoadedModel, load_model
 from hf_vit.loading.pixels import keep_own_sizes
 from hf_vit.results.delivery import deliver_folder, prepare_output
@@ -180,13 +180,11 @@ def _load_classifiers(models: Sequence[str | Path], device: str | None) -> list[
     return loaded
 
 
-def _describe_soup(soup: Soup, used_names: list[str], greedy: bool, license: str | None) -> dict[str, Any]:
+def _describe_soup(soup: Soup, used_names: list[str], greedy: bool, license: dict[str, str]) -> dict[str, Any]:
     """Return the values of the soup's training record."""
     recipe = {"soup": "greedy" if greedy else "uniform", "source": "arXiv 2203.05482"}
     recipe["ingredients"] = ", ".join(used_names)
-    values: dict[str, Any] = {"recipe": recipe, "tried": len(soup.ingredients)}
-    if license is not None:
-        values["base_license"] = license
+    values: dict[str, Any] = {"recipe": recipe, "tried": len(soup.ingredients), **record_base_license(license)}
     if soup.accuracy is not None:
         values["validation_accuracy"] = soup.accuracy
         values["validation_accuracies"] = {ingredient.name: ingredient.accuracy for ingredient in soup.ingredients}

@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_vit.errors import UserError
 from hf_vit.hub.card import refresh_card
-from hf_vit.hub.card_metadata import describe_base_license, read_license, require_license
+from hf_vit.hub.card_metadata import find_license, read_license, record_base_license, require_license
 from hf_vit.hub.push import Push, PushResult, push_to_hub
 from hf_vit.results.facts import DataFact, Facts, append_record, make_record
 from hf_vit.training.trainer.callbacks import Clock, find_callbacks
@@ -87,7 +87,7 @@ def _collect_values(trainer: Any) -> dict[str, Any]:
     base = _get_base_model(trainer)
     if base is not None:
         values["base_model"] = base if not Path(base).exists() else Path(base).name
-        values |= describe_base_license(base)
+        values |= record_base_license(find_license(base))
     return values
 
 
