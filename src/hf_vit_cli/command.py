@@ -313,9 +313,7 @@ def _read_last_run_options(context: typer.Context, file: Path, records: list[Any
 
 def _to_text(value: Any) -> Any:
     """Return a value as the user would type it, so that it is parsed and checked in the same way."""
-    if isinstance(value, list | tuple):
-        return [_to_text(item) for item in value]
-    return str(value)
+    return list(map(_to_text, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def format_command(context: typer.Context) -> str:

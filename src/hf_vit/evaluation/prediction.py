@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from glob import glob, has_magic
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -261,8 +261,8 @@ def iterate_predictions(
     files = list(list_image_files(paths))
     prepare = loaded.prepare
     if get_dense_task(loaded.model) is not None:
-        count = limit_batch(loaded.model, loaded.processor, batch_size)
-        work = _DensePredictions(count, skip_bad_images, None, threshold, tiles)
+        most = limit_batch(loaded.model, loaded.processor, batch_size)
+        work = _DensePredictions(most, skip_bad_images, None, threshold, tiles)
         prepare = list  # it prepares the images, or their tiles, itself
     elif loaded.label_sets:
         side = loaded.draft_side if draft else None
@@ -443,11 +443,8 @@ def _write_images(prediction: DensePrediction, folder: Path, name: str) -> dict[
 
 def _make_unique_name(stem: str, names: set[str]) -> str:
     """Return a name that is not in `names`, without regard to case, and add it in lower case."""
-    name = stem
-    number = 0
-    while name.lower() in names:
-        number += 1
-        name = f"{stem}-{number}"
+    candidates = chain([stem], (f"{stem}-{number}" for number in count(1)))
+    name = next(candidate for candidate in candidates if candidate.lower() not in names)
     names.add(name.lower())
     return name
 
