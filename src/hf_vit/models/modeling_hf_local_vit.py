@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from .backbone_hf_vit import HfViTBaseBackbone
 from .configuration_hf_local_vit import HfLocalViTConfig
-from .embeddings_hf_vit import Grid, Rotation, Tokens, make_additive
+from .embeddings_hf_vit import Tokens, make_additive
 from .modeling_hf_vit import (
     HfViTAttention,
     HfViTBaseForImageClassification,
@@ -23,7 +23,6 @@ from .modeling_hf_vit import (
     HfViTForImageClassification,
     HfViTLayer,
     HfViTPreTrainedModel,
-    compute_attention_probabilities,
 )
 from .pretraining_hf_vit import HfViTBaseForMaskedPatchPrediction
 
@@ -251,18 +250,8 @@ class HfLocalViTAttention(HfViTAttention):
             output = torch.zeros_like(output).scatter(2, order, output)
         return output.transpose(1, 2)
 
-    def compute_probabilities(
-        self,
-        hidden_states: torch.Tensor,
-        token_mask: torch.Tensor | None,
-        grid: Grid,
-        image_grids: list[Grid] | None,
-        rotation: Rotation | None = None,
-    ) -> torch.Tensor:
-        """Return the attention probabilities [B, A, N, N], which are 0 outside the pattern."""
-        query, key = self.normalize_and_rotate(*self.query_and_key(hidden_states), rotation)
-        mask = make_dense_mask(self.config, Tokens(query[:, 0], grid, token_mask))
-        return compute_attention_probabilities(query, key, self.scaling, mask)
+    def make_map_mask(self, tokens: Tokens) -> torch.Tensor:
+        return make_dense_mask(self.config, tokens)
 
 
 class HfLocalViTPreTrainedModel(HfViTPreTrainedModel):

@@ -55,7 +55,10 @@ class HfMixerEmbeddings(nn.Module):
         self.patch_embeddings = HfMixerPatchEmbeddings(config)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        self.check(pixel_values)
+        """Embed images; raise a ValueError for other sizes than the model's one, and for weights without values."""
+        check_images(pixel_values, self.config.num_channels)
+        self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
+        check_values(pixel_values, self.patch_embeddings)
         return self.patch_embeddings(pixel_values)
 
     def check_size(self, config: HfMixerConfig) -> None:
@@ -66,12 +69,6 @@ class HfMixerEmbeddings(nn.Module):
                 f"patch_size={config.patch_size}, as its token MLP has a weight for every patch; keep image_size="
                 f"{self.config.image_size} and patch_size={self.config.patch_size}, or train a new model"
             )
-
-    def check(self, pixel_values: torch.Tensor) -> None:
-        """Raise a ValueError for anything but images of the model's one size, and for weights without values."""
-        check_images(pixel_values, self.config.num_channels)
-        self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
-        check_values(pixel_values, self.patch_embeddings)
 
 
 class HfMixerMLP(nn.Module):

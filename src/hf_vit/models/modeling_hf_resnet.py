@@ -77,8 +77,7 @@ class HfResNetBaseModel(HfResNetPreTrainedModel):
 
     def split_tokens(self, state: torch.Tensor, grid: tuple[int, int]) -> LayerFeatures:
         cells = self.feature_map(state)
-        tokens = cells.flatten(2).transpose(1, 2)
-        return LayerFeatures(tokens, (cells.shape[2], cells.shape[3]), None, tokens[:, :0])
+        return super().split_tokens(cells.flatten(2).transpose(1, 2), (cells.shape[2], cells.shape[3]))
 
     def normalize_layer(self, state: torch.Tensor, is_last: bool) -> torch.Tensor:
         return state

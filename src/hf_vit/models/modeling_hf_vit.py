@@ -239,9 +239,13 @@ class HfViTAttention(nn.Module):
         N] bool.
         """
         query, key = self.normalize_and_rotate(*self.query_and_key(hidden_states), rotation)
-        mask = make_additive_mask(query[:, 0], token_mask, self.is_causal)
+        mask = self.make_map_mask(Tokens(query[:, 0], grid, token_mask))
         bias = self.compute_position_bias(query, grid, image_grids)
         return compute_attention_probabilities(query, key, self.scaling, mask, bias)
+
+    def make_map_mask(self, tokens: Tokens) -> torch.Tensor:
+        """Return the mask [B or 1, 1, N, N] of all pairs of tokens, added to the logits of `compute_probabilities`."""
+        return make_additive_mask(tokens.hidden_states, tokens.token_mask, self.is_causal)
 
 
 class HfViTMLP(nn.Module):

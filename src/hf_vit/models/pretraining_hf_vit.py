@@ -229,18 +229,17 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
             hidden = F.pad(hidden[:, :-1], (0, 0, 1, 0))
         results: dict[str, Any] = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
         masked = None if bool_masked_pos is None else bool_masked_pos.bool()
-        if masked is not None and self.training:
-            masked_outputs = widen_to_float32(self.prediction_head(hidden[masked]))
-        else:
-            outputs_of_patches = widen_to_float32(self.prediction_head(hidden))
-            results["logits"] = self.target.logits(outputs_of_patches)
+        is_loss_alone = masked is not None and self.training
+        predictions = self.prediction_head(hidden[masked] if is_loss_alone else hidden)
+        predictions = predictions.to(torch.promote_types(predictions.dtype, torch.float32))  # for colors and their loss
+        if not is_loss_alone:
+            results["logits"] = self.target.logits(predictions)
             grid = self.config.grid_of(pixel_values.shape[2], pixel_values.shape[3])
-            images = join_patches(self.target.to_patches(outputs_of_patches), grid)
+            images = join_patches(self.target.to_patches(predictions), grid)
             results["reconstruction"] = images[:, :, : pixel_values.shape[2], : pixel_values.shape[3]]
-            masked_outputs = outputs_of_patches if masked is None else outputs_of_patches[masked]
         if masked is not None:
-            patches = cut_patches(pixel_values.to(masked_outputs.dtype), self.config.patch_stride)[masked]
-            results["loss"] = self.target.loss(masked_outputs, patches)
+            patches = cut_patches(pixel_values.to(predictions.dtype), self.config.patch_stride)[masked]
+            results["loss"] = self.target.loss(predictions if is_loss_alone else predictions[masked], patches)
         return HfViTMaskedPatchPredictionOutput(**results)
 
     def _check_mask(
@@ -268,11 +267,6 @@ class HfViTBaseForMaskedPatchPrediction(HfViTPreTrainedModel):
                 "bool_masked_pos marks patch 0, which has no patch before it for predict_next_patch=True; mark only "
                 "patches from 1 on"
             )
-
-
-def widen_to_float32(outputs: torch.Tensor) -> torch.Tensor:
-    """Return outputs in at least float32, which cross-entropy and colors need."""
-    return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 
 class HfViTForMaskedPatchPrediction(HfViTBaseForMaskedPatchPrediction):
