@@ -436,6 +436,15 @@ def test_an_object_is_one_box(tmp_path, box):
     assert answer.mask is None
 
 
+def test_boxes_are_seen_when_a_photograph_is_shrunk_for_a_plot():
+    array = np.zeros((1536, 2048, 3), dtype=np.uint8)
+    array[384:768, 512:1024] = 255
+    (answer,) = predict((BrightForObjectDetection(), DetrImageProcessor(**TILED)), Image.fromarray(array))
+    answer.picture.thumbnail((320, 320))
+    row = np.asarray(answer.picture)[100].astype(int)  # black and white, but for the sides of the box
+    assert (row.max(-1) - row.min(-1)).max() > 150
+
+
 @pytest.mark.parametrize("kind", [DetrImageProcessor, YolosImageProcessor])
 def test_boxes_in_a_padded_image_are_those_of_the_image(kind):
     """As transformers' guide to object detection prepares images: the longer side fills a square."""

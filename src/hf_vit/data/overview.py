@@ -199,4 +199,5 @@ def paint_objects(image: Image.Image, objects: Mapping[str, torch.Tensor], names
     titles = [names[number][:_NAME_LENGTH] for number in numbers]
     if "scores" in objects:
         titles = [f"{title} {score:.0%}" for title, score in zip(titles, objects["scores"].tolist(), strict=True)]
-    return to_pil_image(draw_bounding_boxes(pixels, objects["boxes"].cpu(), titles, colors, width=2))
+    width = max(2, max(image.size) // 320)  # px, so that a plot that shrinks a photograph still shows its boxes
+    return to_pil_image(draw_bounding_boxes(pixels, objects["boxes"].cpu(), titles, colors, width=width))
