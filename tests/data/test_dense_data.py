@@ -118,6 +118,9 @@ def test_the_training_images_are_dealt_out_and_those_without_objects_are_counted
     assert sum(data.num_examples(split) for split in ("train", "test")) == 12
     assert data.cut == ("test",)
     assert "1 of 12 images in train have no objects" in data.notes
+    told = json.loads((coco / "annotations" / "instances_train2017.json").read_text())["annotations"]
+    crowds = f"{sum(each['iscrowd'] for each in told)} of {len(told)} objects in train are crowds (iscrowd 1)"
+    assert f"{crowds}, which a training leaves out and AP ignores" in data.notes
     assert load_data(str(coco), target=None).fingerprint == data.fingerprint
 
 

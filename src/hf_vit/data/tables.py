@@ -139,9 +139,8 @@ class MaskTables(ImageTables):
         train = scans.get("train", ())
         classes = _find_classes(train)
         if len(classes) == 1:
-            num_pixels = sum(scan.height * scan.width for scan in train if scan.annotation)
-            num_of_classes = sum(sum(scan.annotation.amounts.values()) for scan in train if scan.annotation)
-            has_ignored = num_of_classes < num_pixels
+            labeled = ((sum(scan.annotation.amounts.values()), scan) for scan in train if scan.annotation)
+            has_ignored = any(num_pixels < scan.height * scan.width for num_pixels, scan in labeled)
             remedy = "255 is ignored, so write objects with 1 instead" if has_ignored else "annotate a second class"
             raise UserError(f"the training masks hold only one class ({classes.pop()}); {remedy}")
 
@@ -240,6 +239,9 @@ class ObjectTables(ImageTables):
                     f"all boxes of {split} are in the first two pixels, as if they were shares of width and height; "
                     "write x, y, width and height in px"
                 )
+            if crowds := sum(sum(row["iscrowd"]) for row in objects):  # CVAT exports each mask as one
+                share = f"{crowds:,} of {len(ends):,} objects in {split} are crowds (iscrowd 1)"
+                self.notes.append(f"{share}, which a training leaves out and AP ignores")
             empty = sum(image.annotation is not None and not image.annotation.amounts for image in images)
             if empty:
                 self.notes.append(f"{empty:,} of {len(images):,} images in {split} have no objects")

@@ -374,13 +374,9 @@ class DetectionResult(ProtocolResult):
         return super().restore({**values, "classes": {}}, measures=measures, **classes, **others)
 
     def headline(self) -> dict[str, float]:
-        fractions: dict[str, float] = {}
-        for kind, prefix in (("box", ""), ("mask", "mask_")):
-            for name in ("ap", "ap50"):
-                value = self.measures.get(prefix + name)
-                if value is not None:
-                    fractions[f"{kind} {_NAMES[name]}"] = value
-        return fractions
+        titles = {"ap": "box AP", "ap50": "box AP50", "mask_ap": "mask AP", "mask_ap50": "mask AP50"}
+        fractions = {title: self.measures.get(name) for name, title in titles.items()}
+        return {title: value for title, value in fractions.items() if value is not None}
 
     def tables(self, judged: str) -> list[Table]:
         """Return the metrics, and the classes from the worst up."""

@@ -102,12 +102,10 @@ def build_dense_model(
     rates = {"dropout": backbone_dropout, "drop_path": drop_path}
     backbone: Any = build_model(source, "backbone", image_size=image_size, **rates, **backbone_fields)
     stored_fields = {} if checkpoint is None else checkpoint.config.to_dict()
-    changes = dict(fields)
-    for name, value in _make_head_fields(head, backbone, use_masks).items():
-        if name not in stored_fields or name == "use_masks":  # a checkpoint keeps its other fields
-            changes.setdefault(name, value)
-    for name in _HEADS[head].width_fields if width else ():
-        changes.setdefault(name, width)
+    head_fields = _make_head_fields(head, backbone, use_masks)
+    for name in head_fields.keys() & stored_fields.keys() - {"use_masks"}:  # a checkpoint keeps its other fields
+        del head_fields[name]
+    changes = dict.fromkeys(_HEADS[head].width_fields if width else (), width) | head_fields | fields
     unknown_fields = sorted(set(changes) - set(kind.config_class().to_dict()))
     if unknown_fields:
         raise UserError(
