@@ -594,15 +594,13 @@ class HfViTEmbeddings(nn.Module):
         if self.grid == config.grid:
             return
         if hasattr(self, "position_embeddings"):
-            self.position_embeddings = replace_parameter(
-                self.position_embeddings, self._resample_learned_table(config.grid)
-            )
+            resampled = self._resample_learned_table(config.grid)
+            self.position_embeddings = replace_parameter(self.position_embeddings, resampled)
         elif hasattr(self, "row_position_embeddings"):
-            for name, side in (("row", config.grid[0]), ("column", config.grid[1])):
-                table = getattr(self, f"{name}_position_embeddings")
-                resampling = config.position_interpolation, config.position_interpolation_offset
-                resampled = resample_grid(table, (1, side), *resampling)
-                setattr(self, f"{name}_position_embeddings", replace_parameter(table, resampled))
+            resampling = config.position_interpolation, config.position_interpolation_offset
+            for name, side in zip(("row_position_embeddings", "column_position_embeddings"), config.grid, strict=True):
+                table = getattr(self, name)
+                setattr(self, name, replace_parameter(table, resample_grid(table, (1, side), *resampling)))
         self.grid = config.grid
 
     def forward(
