@@ -298,7 +298,7 @@ def test_labels_are_reduced_as_transformers_does(ade):
 
 @pytest.mark.parametrize("named", ["classes.txt", "id2label.json", None])
 def test_without_ade20ks_list_values_are_classes(ade, tmp_path, named):
-    """Also of a flat folder, whose masks lie in masks/."""
+    """Also of a flat folder, whose masks lie in masks/, beside annotations/ of another kind."""
     (ade / "objectInfo150.txt").unlink()
     names = ["ground", "wall", "floor", "sky"]
     text = {"classes.txt": "\n".join(names) + "\n", "id2label.json": json.dumps(dict(enumerate(names)))}
@@ -315,6 +315,8 @@ def test_without_ade20ks_list_values_are_classes(ade, tmp_path, named):
     flat.mkdir()
     (ade / "images" / "training").rename(flat / "images")
     (ade / "annotations" / "training").rename(flat / "masks")
+    (flat / "annotations").mkdir()
+    (flat / "annotations" / "000.xml").touch()
     data = load_data(str(flat), target=None)
     assert (data.target, data.cut) == ("mask", ("validation", "test"))
     assert sum(data.num_examples(split) for split in data.splits) == 12

@@ -191,7 +191,8 @@ def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
     if annotation_files := sorted(filter(_is_coco, files)):
         return _make_coco_source(root, name, annotation_files)
     mask_folders = [root / name for name in ("annotations", "masks") if (root / name).is_dir()]
-    if not mask_folders or not (root / "images").is_dir():
+    masks = next(filter(None, map(_group_images_by_split, mask_folders)), None)  # one may hold XML or JSON files
+    if masks is None or not (root / "images").is_dir():
         return None
     folders = [parts[0] for parts in walk(root / "images", depth=1)[1]]
     others = [folder for folder in folders if not split_name(folder)]
@@ -200,7 +201,7 @@ def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
             f"'{name}/images' holds '{others[0]}', which is not a split, beside split folders; keep only train, "
             "validation and test there"
         )
-    images, masks = _group_images_by_split(root / "images"), _group_images_by_split(mask_folders[0])
+    images = _group_images_by_split(root / "images")
     splits = {split: {"images": images[split], "annotations": masks[split]} for split in images if split in masks}
     unlabeled = (split for split in images if split not in masks)
     notes = [f"split '{split}' of '{root.resolve().name}' was left out, because it has no masks" for split in unlabeled]

@@ -541,8 +541,7 @@ def _read_class_names(root: Path) -> tuple[list[str] | None, bool]:
     if info_files:
         return _read_object_info(info_files[0]), True
     if (root / "classes.txt").is_file():
-        lines = [normalize_name(line) for line in _read_text(root / "classes.txt").splitlines()]
-        names = [name for name in lines if name]
+        names = list(filter(None, map(normalize_name, _read_text(root / "classes.txt").splitlines())))
     elif (root / "id2label.json").is_file():
         try:
             names_by_number: Any = json.loads(_read_text(root / "id2label.json"))
