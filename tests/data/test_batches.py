@@ -18,6 +18,7 @@ from hf_vit.data import (
     ImageCollator,
     TransformedImages,
     TransformedStream,
+    check_images,
     eval_transform,
     load_data,
     make_processor,
@@ -369,6 +370,16 @@ def test_a_table_in_place_of_the_loaded_one_is_what_is_read(tmp_path, kind):
     assert all(torch.equal(found[row]["pixel_values"], expected[row]["pixel_values"]) for row in range(len(expected)))
     data.splits["train"] = data.splits["train"].select(range(9))
     assert load_data(data).fingerprint != data.fingerprint
+
+
+def test_a_stream_in_place_of_the_loaded_one_is_what_is_read(tmp_path):
+    data = load_data(make_folder(tmp_path / "data", {"a": 12, "b": 12}), streaming=True)
+    transform = eval_transform(make_processor(SMALL))
+    whole = [example["pixel_values"] for example in transform_split(data, "train", transform)]
+    data.splits["train"] = data.splits["train"].take(3)
+    for each in (data, check_images(data)):
+        found = [example["pixel_values"] for example in transform_split(each, "train", transform)]
+        assert torch.equal(torch.stack(found), torch.stack(whole[:3]))
 
 
 def test_images_that_do_not_fit_are_not_read_to_learn_that(tmp_path):

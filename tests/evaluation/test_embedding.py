@@ -178,6 +178,10 @@ def test_streamed_shards_become_files(model, images, tmp_path):
     stream, table = (read(tmp_path / name, "train") for name in ("stream", "table"))
     np.testing.assert_allclose([row["embedding"] for row in stream], [row["embedding"] for row in table], atol=1e-5)
     assert [row["label"] for row in stream] == [row["label"] for row in table]
+    data = load_data(str(tmp_path / "data"), streaming=True)
+    data.splits["train"] = data.splits["train"].take(4)
+    embed(str(model), data, tmp_path / "few", splits=["train"])
+    assert len(read(tmp_path / "few", "train")) == 4, "the stream that is there now"
 
 
 def test_a_stream_of_other_columns_or_another_cut_does_not_go_on(model, images, tmp_path):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from hf_vit.data.augmentation import seeded
-from hf_vit.data.image_data import ImageData, match_scans
+from hf_vit.data.image_data import ImageData, find_stream, match_scans
 from hf_vit.data.images import ImageScan, undecode_images, view_pixels
 from hf_vit.data.labels import list_column
 from hf_vit.data.transforms import (
@@ -369,7 +369,7 @@ def transform_split(
     if hasattr(dataset, "__len__"):
         return TransformedImages(cast("Dataset", dataset), transform, cache_bytes, match_scans(data, split))
     buffer = shuffle_buffer if isinstance(transform, TrainTransform) or transform.mixable else 0  # as two views are
-    stream, reader = data.readers.get(split, (cast("IterableDataset", dataset), None))
+    stream, reader = find_stream(data, split)
     return TransformedStream(stream, transform, buffer, seed, reader)
 
 

@@ -64,6 +64,7 @@ class ImageData(Displayed):
     readers: "dict[str, tuple[IterableDataset, StreamReader]]" = field(
         default_factory=dict[str, tuple[Any, StreamReader]], repr=False
     )
+    _read: dict[str, Any] = field(default_factory=dict[str, Any], init=False, repr=False)  # streams of the readers
 
     def __post_init__(self) -> None:
         refuse_surrogates(self.label_names)
@@ -128,8 +129,16 @@ def refresh_scans(data: ImageData) -> ImageData:
 
 def make_streams(data: ImageData, readers: "dict[str, tuple[IterableDataset, StreamReader]]") -> ImageData:
     """Return the same data with the streams of the readers as splits."""
-    splits = {split: reader.apply(stream) for split, (stream, reader) in readers.items()}
-    return replace(data, splits=splits, readers=readers)
+    read = {split: reader.apply(stream) for split, (stream, reader) in readers.items()}
+    streams = replace(data, splits=dict(read), readers=readers)
+    streams._read = read
+    return streams
+
+
+def find_stream(data: ImageData, split: str) -> "tuple[IterableDataset, StreamReader | None]":
+    """Return a split's undecoded stream and its reader; of a stream in its place, such as its `take`, that and None."""
+    stream: Any = data.split(split)
+    return data.readers[split] if stream is data._read.get(split) else (stream, None)
 
 
 def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_images: bool = False) -> ImageData:
@@ -157,7 +166,10 @@ def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_
             min_px = smallest if split == "train" or not skip_bad_images else (1, 1)
             new_reader = replace(reader, min_size=min_px, skip_bad_images=skip_bad_images, skipped=data.skipped)
             readers[split] = stream, new_reader
-        return make_streams(data, readers)
+        replaced = {split: stream for split, stream in data.splits.items() if stream is not data._read.get(split)}
+        checked = make_streams(data, readers)
+        checked.splits = checked.splits | replaced
+        return checked
     if not data.seen:
         data.seen.update({split: scan_images(table, split) for split, table in get_tables(data).items()})
     if not skip_bad_images:

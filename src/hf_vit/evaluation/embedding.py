@@ -297,8 +297,9 @@ class Part(NamedTuple):
 def _make_parts(images: "ImageData", split: str, rows_per_file: int) -> list[Part]:
     """Return all parts of a split."""
     if images.readers:
-        stream, _ = images.readers[split]
-        count = stream.num_shards
+        from hf_vit.data.image_data import find_stream
+
+        count = find_stream(images, split)[0].num_shards
     else:
         count = max(1, math.ceil((images.num_examples(split) or 0) / rows_per_file))
     return [Part(split, number, count) for number in range(count)]
@@ -328,10 +329,12 @@ class Job:
     def from_data(cls, model: NamedModel, images: "ImageData", splits: list[str], settings: Settings) -> "Job":
         """Return the job of a model and the images of some splits."""
         from hf_vit.data.fingerprints import shorten_digests
+        from hf_vit.data.image_data import find_stream
 
         selected = {split: images.splits[split] for split in splits}
         digests = {split: shorten_digests(images.seen[split]) for split in splits if split in images.seen}
-        return cls(model, selected, images.readers, images.label_names, settings, digests)
+        readers = {split: find_stream(images, split) for split in splits if images.readers}
+        return cls(model, selected, readers, images.label_names, settings, digests)
 
     def batches(self, part: Part, prepare: "Callable[[Sequence[Image]], Any]") -> Iterator[tuple[Any, Rows]]:
         """Yield prepared batches of a part with their rows; the last one only names the images skipped at the end."""
@@ -412,7 +415,8 @@ class Job:
         """Iterate over (index, name of the image, name of the class, image) of a part, see `_read`."""
         if part.split in self.readers:
             stream, reader = self.readers[part.split]
-            for index, row in enumerate(reader.apply(stream.shard(num_shards=part.total, index=part.number))):
+            shard = stream.shard(num_shards=part.total, index=part.number)
+            for index, row in enumerate(shard if reader is None else reader.apply(shard)):
                 yield index, None, self._label(row["label"]), row["image"]
             return
         from hf_vit.data.images import shorten_path, undecode_images
