@@ -168,7 +168,7 @@ def check_images(data: ImageData, min_size: int | tuple[int, int] = 1, skip_bad_
             readers[split] = stream, new_reader
         replaced = {split: stream for split, stream in data.splits.items() if stream is not data._read.get(split)}
         checked = make_streams(data, readers)
-        checked.splits = checked.splits | replaced
+        checked.splits = {**checked.splits, **replaced}
         return checked
     if not data.seen:
         data.seen.update({split: scan_images(table, split) for split, table in get_tables(data).items()})
