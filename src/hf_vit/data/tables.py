@@ -448,10 +448,9 @@ def _find_mask_columns(features: "Features", name: str, selection: NamedColumns)
         return isinstance(feature, Image) or (isinstance(feature, Mapping) and "bytes" in feature)
 
     pictures = [column for column, feature in features.items() if is_picture(feature)]
-    usual_masks = [column for column in _MASKS if column in pictures and column != selection.image]
-    mask = selection.label or next(iter(usual_masks), None)
-    usual_images = [column for column in _IMAGES if column in pictures and column != mask]
-    image = selection.image or next(iter(usual_images), None)
+    usual_masks = (column for column in _MASKS if column in pictures and column != selection.image)
+    mask = selection.label or next(usual_masks, None)
+    image = selection.image or next((column for column in _IMAGES if column in pictures and column != mask), None)
     if mask is None and image is not None and len(pictures) == 2:  # the other one holds the masks
         mask = next(column for column in pictures if column != image)
     if mask is None or image is None or not {mask, image} <= {*pictures}:

@@ -120,9 +120,8 @@ class DetectionMeter:
         self._metric.update([self._to_cpu(predicted)], [self._to_cpu(truth)])
         self.num_images += 1
         self.num_objects += len(truth["labels"])
-        crowds = truth.get("iscrowd")
         # Crowds are ignored; without any other object there is no precision.
-        self.num_singles += len(truth["labels"]) - (0 if crowds is None else int(crowds.sum()))
+        self.num_singles += len(truth["labels"]) - int(sum(truth.get("iscrowd", ())))
 
     def score_image(self, predicted: Mapping[str, torch.Tensor], truth: Mapping[str, torch.Tensor]) -> float:
         """Return the average precision of the boxes of one image; NaN without objects, or if all objects are crowds."""
