@@ -7,6 +7,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from data.conftest import encoded, make_table, picture, tags, write_rooms
@@ -388,7 +389,7 @@ def test_names_that_repeat_are_told_apart_by_their_folders(ade):
     assert all((np.array(row["mask"]) == pixels[row["image"].tobytes()]).all() for row in rows)
     for folder in ("images", "annotations"):
         (ade / folder / "validation").rename(ade / folder / "holdout")
-    refuses(ade, "mask", "'rooms/images' holds 'holdout', which is not a split, beside split folders; keep only train")
+    refuses(ade, "mask", "'rooms/images' holds split folders and 'holdout', which is not a split; move it away")
 
 
 def filled(value, kind, size=(16, 20)):
@@ -551,6 +552,21 @@ def test_generated_scenes_come_back_from_parquet(tmp_path):
         assert old["objects"] == new["objects"]
         for one, other in zip(*masks, strict=True):
             assert one.tobytes() == other.tobytes()
+
+
+def test_masks_of_folders_come_back_from_parquet_in_another_process(ade, coco, monkeypatch):
+    read = {"mask": load_data(str(ade), target="mask"), "objects": load_data(str(coco), target="objects")}
+    for target, data in read.items():
+        (ade.parent / target).mkdir()
+        for split, table in data.splits.items():
+            table.to_parquet(ade.parent / target / f"{split}.parquet")
+    for name in ("ClassMask", "RunLengthMask"):  # which only the package knows
+        monkeypatch.delitem(datasets.features.features._FEATURE_TYPES, name)
+    monkeypatch.delitem(sys.modules, "hf_vit.data.mask_features")
+    for target, data in read.items():
+        again = load_data(str(ade.parent / target), target=target)
+        for split, seen in data.seen.items():
+            assert [scan.annotation for scan in again.seen[split]] == [scan.annotation for scan in seen]
 
 
 ONE_BOX = [[1.0, 1, 2, 2]]

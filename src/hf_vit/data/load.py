@@ -446,10 +446,9 @@ def _set_splits(data: ImageData, splits: "dict[str, Dataset]", missing: Sequence
     train = splits["train"]
     scans = data.seen.get("train")
     digests = [image.digest for image in scans or scan_images(train, "train", depth="hash")]
-    if data.target == "label":
-        rows_by_split, notes = cut_rows(digests, list_column(train, "label"), data.label_names, data.cut, seed=seed)
-    else:  # images with masks or objects are cut as if they had one class
-        rows_by_split, notes = cut_rows(digests, [0] * len(train), ["image"], data.cut, seed=seed)
+    is_label = data.target == "label"  # images with masks or objects are cut as if they had one class
+    labels, names = (list_column(train, "label"), data.label_names) if is_label else ([0] * len(train), ["image"])
+    rows_by_split, notes = cut_rows(digests, labels, names, data.cut, seed=seed)
     cut_tables = {split: train.select(rows) for split, rows in rows_by_split.items()}
     all_tables = splits | cut_tables
     data.splits = {split: all_tables[split] for split in SPLITS if split in all_tables}

@@ -54,6 +54,9 @@ class RunLengthMask:
     def __call__(self) -> Any:
         return self.pa_type
 
+    def cast_storage(self, storage: pa.Array) -> pa.Array:
+        return storage.cast(self.pa_type)
+
     def decode_example(self, value: Any, token_per_repo_id: Any = None) -> Pillow.Image:
         from pycocotools import mask
 

@@ -4,6 +4,7 @@ import csv
 import functools
 import glob
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -170,6 +171,7 @@ def open_tables(source: DataSource, *, streaming: bool) -> RawTables:
 
     The caller must refuse rows that name files instead of images, see `refuse_foreign_images`.
     """
+    importlib.import_module("hf_vit.data.mask_features")  # registers the types of masks, which `to_parquet` writes
     if source.kind == "hub":
         return _open_hub(source, streaming=streaming)
     from datasets import load_dataset

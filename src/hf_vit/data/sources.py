@@ -197,10 +197,7 @@ def _resolve_dense_folder(root: Path, name: str) -> DataSource | None:
     folders = [parts[0] for parts in walk(root / "images", depth=1)[1]]
     others = [folder for folder in folders if not split_name(folder)]
     if others and others != folders:  # else these images would be trained on
-        raise UserError(
-            f"'{name}/images' holds '{others[0]}', which is not a split, beside split folders; keep only train, "
-            "validation and test there"
-        )
+        raise UserError(f"'{name}/images' holds split folders and '{others[0]}', which is not a split; move it away")
     images = _group_images_by_split(root / "images")
     splits = {split: {"images": images[split], "annotations": masks[split]} for split in images if split in masks}
     unlabeled = (split for split in images if split not in masks)

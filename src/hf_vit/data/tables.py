@@ -366,7 +366,8 @@ def _read_masks(opened: RawTables, name: str, selection: NamedColumns) -> MaskTa
     image, mask = _find_mask_columns(cast("Features", opened.features), name, selection)
     splits, notes = _select_annotated(opened, mask, name)
     masks = {split: extract_column(table, mask, "mask") for split, table in splits.items()}
-    masks = {split: table.cast_column("mask", ClassMask()) for split, table in masks.items()}
+    if not isinstance((opened.features or {})[mask], ClassMask):  # which says how the masks number their classes
+        masks = {split: table.cast_column("mask", ClassMask()) for split, table in masks.items()}
     images = {split: extract_column(table, image, "image") for split, table in splits.items()}
     return MaskTables(encode_images(images, "image", name, notes), None, notes, masks=masks)
 
