@@ -63,8 +63,7 @@ class RunLengthMask:
         return Pillow.fromarray(mask.decode(value).astype(np.bool_))
 
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the function warns that it is experimental
+with warnings.catch_warnings(action="ignore"):  # the function warns that it is experimental
     register_feature(ClassMask, "ClassMask")
     register_feature(RunLengthMask, "RunLengthMask")
 

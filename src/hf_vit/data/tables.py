@@ -404,8 +404,7 @@ def _list_categories(raw: Mapping[str, list[RawObjects | str]], name: str) -> li
 
 def _select_annotated(opened: RawTables, column: str, name: str) -> "tuple[dict[str, Dataset], list[str]]":
     """Return the splits that have values in `column` and the notes; published test splits often have none."""
-    splits = dict(opened.splits)
-    notes = [*opened.notes]
+    splits, notes = dict(opened.splits), [*opened.notes]
     for split, table in opened.splits.items():
         values = table.select_columns([column]).with_format("arrow").iter(100)
         if split != "train" and all(batch.column(column).null_count == len(batch) for batch in values):
