@@ -373,10 +373,10 @@ class RelativePositions(nn.Module):
         table = self.offset_embeddings.reshape(2 * self.grid[0] - 1, 2 * self.grid[1] - 1, -1)
         if is_same_grid(grid, self.grid):
             return table
-        for axis, side in enumerate(grid):
-            if is_same_grid((side, side), (1, 1)):  # the only offset is 0, the middle one
-                table = table.narrow(axis, self.grid[axis] - 1, 1)
-        return resample_grid(table, (2 * grid[0] - 1, 2 * grid[1] - 1), self.config.position_interpolation)
+        (h, w), (top, left) = grid, (1 // side for side in grid)  # one patch has offset 0, the middle of three
+        new_grid = (2 * h - 1 + 2 * top, 2 * w - 1 + 2 * left)
+        resampled = resample_grid(table, new_grid, self.config.position_interpolation)
+        return resampled[top : top + 2 * h - 1, left : left + 2 * w - 1]
 
     def embed_pairs(self, grid: Grid) -> torch.Tensor:
         """Return the embedding of every pair's offset on a grid, [h*w (queries), h*w (keys), width]."""

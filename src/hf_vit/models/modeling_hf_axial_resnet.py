@@ -125,11 +125,11 @@ class HfAxialResNetAttention(nn.Module):
         """Return the offset embeddings [2L-1, 2K + V] for lines of any length, resampled with aligned corners."""
         if self.offset_embeddings.shape[0] == 2 * length - 1:
             return self.offset_embeddings
-        if length == 1:  # the only offset is 0, the middle one
-            return self.offset_embeddings[self.offset_embeddings.shape[0] // 2, None]
         embeddings = self.offset_embeddings.to(torch.promote_types(self.offset_embeddings.dtype, torch.float32))
-        resampled = F.interpolate(embeddings.T[None], size=2 * length - 1, mode="linear", align_corners=True)
-        return resampled[0].T.to(self.offset_embeddings.dtype)
+        start = 1 // length  # a single position has offset 0, the middle of three
+        size = 2 * length - 1 + 2 * start
+        resampled = F.interpolate(embeddings.T[None], size=size, mode="linear", align_corners=True)
+        return resampled[0].T[start : start + 2 * length - 1].to(self.offset_embeddings.dtype)
 
     def resize_to(self, config: HfBaseConfig) -> None:
         """Resample the table to the image size of another config."""
