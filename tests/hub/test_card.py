@@ -238,6 +238,8 @@ def test_a_quantized_model_is_served_with_its_library_and_goes_no_further(
 ) -> None:
     from torchao.quantization import Int8WeightOnlyConfig
 
+    original = shutil.copytree(model_folder, tmp_path / "original")
+    assert "parameters" in render_card(original)
     options = {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())}
     AutoModelForImageClassification.from_pretrained(model_folder, **options).save_pretrained(model_folder)
     config = model_folder / "config.json"
@@ -246,6 +248,9 @@ def test_a_quantized_model_is_served_with_its_library_and_goes_no_further(
         config.write_text(saved.replace('"quant_method": "torchao"', f'"quant_method": "{library}"'))
         contents = collect(model_folder, "alice/my-vit", scratch=tmp_path / library, license="mit")
         assert f"\n{library}\n".encode() in b"\n" + contents.files["requirements.txt"].source
+    assert "parameters" not in render_card(model_folder), "its files hold scales, too"
+    code, out, _ = command("diff", original, model_folder)
+    assert (code, "relative norm of the difference" in out) == (0, True)
     to = ("--output", tmp_path / "out")
     for use, words in (
         ("exported", ("export", model_folder, tmp_path / "out", "--to", "onnx")),

@@ -20,7 +20,7 @@ from hf_vit.errors import UserError, to_one_line
 from hf_vit.evaluation.examination import Examination
 from hf_vit.evaluation.protocols.frame import Extremes, Table, draw_images, make_thumbnail, percent, shorten_list
 from hf_vit.evaluation.reading import convert_to_scores
-from hf_vit.loading.model import LoadedModel, load_model
+from hf_vit.loading.model import LoadedModel, get_values, load_model
 from hf_vit.loading.pixels import keep_own_sizes
 from hf_vit.repositories.reading import COUNTER
 from hf_vit.results.facts import DataFact
@@ -363,7 +363,7 @@ def _compare_layer(
             shapes = ("none" if value is None else str(list(value.shape)) for value in (weight, other_weight))
             notes.append(f"{name} {' | '.join(shapes)}")
             continue
-        values, other_values = weight.detach().cpu().double(), other_weight.detach().cpu().double()
+        values, other_values = get_values(weight).double(), get_values(other_weight).double()
         squared_difference += float((values - other_values).square().sum())
         squared_norm += float(values.square().sum())
         count += weight.numel()

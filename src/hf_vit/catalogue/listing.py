@@ -249,7 +249,7 @@ def _describe_folder(folder: Path) -> Entry:
     try:
         config = read_config(folder)
         facts = load_facts(folder, config)
-        parameters = count_parameters(folder)
+        parameters = None if config.quantization_config else count_parameters(folder)
     except (UserError, OSError) as error:
         return Entry("folder", str(folder), problem=to_one_line(error))
     scores: list[Score] = []

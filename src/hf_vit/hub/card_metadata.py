@@ -236,7 +236,7 @@ def _find_base_models(config: ModelConfig, trainings: Sequence[Record]) -> tuple
     if isinstance(recipe, dict) and recipe.get("soup"):
         return sorted({*_list_hub_ids(str(recipe.get("ingredients", "")).split(", "))}), "merge"
     bases = _list_hub_ids([str(record.values.get("base_model", "")) for record in trainings])
-    relation = "quantized" if "quantization_config" in (config.model_extra or {}) else "finetune"
+    relation = "quantized" if config.quantization_config else "finetune"
     return bases[-1:], relation
 
 

@@ -116,7 +116,7 @@ def _make_model_section(folder: Path, config: ModelConfig) -> dict[str, Any]:
     # An export may use transformers' own ViT, which is our plain family.
     family = find_family("hf_vit" if backbone.model_type == "vit" else backbone.model_type)
     layers, width, heads = backbone.num_hidden_layers, backbone.hidden_size, backbone.num_attention_heads
-    parameters = count_parameters(folder)
+    parameters = None if config.quantization_config else count_parameters(folder)
     shape = {  # phrase -> whether config.json has its value
         f"{layers} layer{'' if layers == 1 else 's'}": isinstance(layers, int),
         f"width {width}": isinstance(width, int),

@@ -244,7 +244,7 @@ def make_serving_files(config: ModelConfig) -> dict[str, bytes]:
     # Lines of pyproject.toml such as "torch>=2.6"; those of an extra have a condition after a semicolon.
     lines = [line for line in requirements if re.split(r"[^\w-]", line)[0] in _SERVED_BY and ";" not in line]
     lines += ["pillow", *(["scipy"] if "Mask2Former" in config.architecture else [])]
-    quantization = str((config.model_extra or {}).get("quantization_config"))
+    quantization = str(config.quantization_config)
     lines += [library for library in ("torchao", "bitsandbytes") if library in quantization]
     code = resources.files("hf_vit.hub").joinpath(HANDLER).read_bytes()
     code += f"\n# Written by hf-vit {list_versions().get('hf-vit')}.".encode()

@@ -34,6 +34,7 @@ class ModelConfig(BaseModel):
     auto_map: dict[str, str | list[str | None]] | None = None
     id2label: dict[int, str] | None = None
     problem_type: str | None = None
+    quantization_config: object = None
     num_hidden_layers: object = None
     hidden_size: object = None
     num_attention_heads: object = None
@@ -134,7 +135,7 @@ def list_weights(folder: Path) -> list[str]:
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Return the number of parameters according to the safetensors headers; None if a file is missing."""
+    """Return the number of stored parameters according to the safetensors headers; None if a file is missing."""
     from safetensors import SafetensorError, safe_open
 
     files = [folder / name for name in list_weights(folder)]

@@ -136,7 +136,6 @@ def push_to_hub(
     Raises:
         UserError: the push failed; the message states whether the branch was changed and what to do.
     """
-    check_repo_id(repo_id)
     public_texts = {"name": repo_id, "branch": revision, "tag": tag, "title": message, "collection": collection}
     for name, value in public_texts.items():
         token_kind = find_secret(value or "")

@@ -219,7 +219,7 @@ class LoadedModel:
             digest.update(json.dumps(values, sort_keys=True, default=str).encode())
         for name, tensor in self.model.state_dict().items():
             digest.update(f"{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            digest.update(get_values(tensor).contiguous().flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
 
     @property
@@ -244,6 +244,12 @@ def _has_classification_head(model: nn.Module) -> bool:
     """Return whether a model has a classification head; its config does not tell, as bare models have "LABEL_0" too."""
     names = (base.__name__ for base in type(model).__mro__)  # a derived class may have any name
     return any("ForImageClassification" in name for name in names) and bool(getattr(model.config, "num_labels", 0))
+
+
+def get_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a weight on the CPU; tensors of torchao, which lack most operators, are dequantized."""
+    values = tensor.detach().cpu()
+    return values.dequantize() if hasattr(values, "__tensor_flatten__") else values
 
 
 def unwrap_model(model: Any) -> Any:
