@@ -3,9 +3,11 @@
 The author of a model folder is not trusted: unreadable files are reported, and only numbers are taken from it.
 """
 
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, final
@@ -28,6 +30,7 @@ from hf_vit.hub.model_folder import CARD_NAME, check_inside
 from hf_vit.hub.published_results import (
     ACCURACIES,
     PUBLISHED,
+    RESULTS_FILE,
     find_hub_dataset,
     make_index_entries,
     make_result_entries,
@@ -41,6 +44,7 @@ _DATA_NAME = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*)?(:[\w.\-]+)?")
 NEAR_TIE = 1e-4
 # Relative tolerance within which losses, calibration errors and other protocols' fractions count as equal.
 TOLERANCE = 1e-6
+_ROUNDED = 0.005  # by at most how much a card may round a fraction
 
 
 @dataclass(frozen=True)
@@ -162,17 +166,14 @@ def _judge(
     name: str, published: float, measured: float, evaluation: ProtocolRun, ties: "NearTies | None"
 ) -> tuple[Verdict, str]:
     """Return the verdict on the metric `name` in facts.json, and its reason; `ties` is None for all but top-1."""
-    if ties is not None and name in ACCURACIES:
-        num_images = evaluation.result.num_images
-        num_changed = abs(round(measured * num_images) - round(published * num_images))
-        if not num_changed:
-            return "equal", ""
-        num_tied = ties.count(1 if name == "top1" else 5)
-        reason = f"{num_changed} images differ, and rounding can change the {num_tied} near ties"
-        return "rounding" if num_changed <= num_tied else "different", reason
     difference = abs(measured - published)
     if difference <= TOLERANCE * max(1.0, abs(measured)):
         return "equal", ""
+    if ties is not None and name in ACCURACIES:
+        num_changed = math.ceil(round(difference * evaluation.result.num_images, 3))
+        num_tied = ties.count(1 if name == "top1" else 5)
+        reason = f"{num_changed} images differ, and rounding can change the {num_tied} near ties"
+        return "rounding" if num_changed <= num_tied else "different", reason
     # About this share of pixels and boxes is a near tie of classes, scores or overlaps.
     is_rounded = evaluation.protocol in TARGETS and difference <= NEAR_TIE
     if is_rounded or (ties is not None and ties.can_explain(name, published, measured)):
@@ -206,30 +207,45 @@ def select_records(facts: Facts) -> list[Record]:
 
 
 def find_unrecorded_results(folder: Path, facts: Facts) -> list[Finding]:
-    """Return findings for files that cannot be read, and for published numbers that facts.json does not record."""
-    recorded: set[tuple[str, float | None]] = set()
+    """Return findings for files that cannot be read, and for published numbers that facts.json does not record.
+
+    A number of the card, or of this package's file of results, is different if facts.json has another for this result.
+    """
+    recorded = defaultdict[str, list[Any]](list)
     for record in select_records(facts):  # an older one is not evaluated again
-        findings = (
+        for finding in (
             *_read_index(make_index_entries([record], folder.name)),
-            *_read_entries("", make_result_entries([record], folder.name)),
-        )
-        recorded |= {(finding.result_name, finding.published) for finding in findings}
-    unreadable, published = list[Finding](), list[Finding]()
+            *_read_entries(RESULTS_FILE, make_result_entries([record], folder.name)),
+        ):
+            recorded[finding.result_name].append(finding.published)
+    unreadable, unrecorded = list[Finding](), list[Finding]()
     for path in (folder / CARD_NAME, *sorted((folder / ".eval_results").glob("*.y*ml"))):
         if not path.is_file():
             continue
         check_inside(folder, path)
+        name = path.relative_to(folder).as_posix()
         try:
-            if path.name != CARD_NAME:
-                entries = parse_eval_result_entries(yaml.safe_load(path.read_bytes()))
-                published += _read_entries(f".eval_results/{path.name}", entries)
+            findings: Iterable[Finding] = ()
+            if name != CARD_NAME:
+                findings = _read_entries(name, parse_eval_result_entries(yaml.safe_load(path.read_bytes())))
             elif path.read_text(encoding="utf-8").lstrip().startswith("---"):
                 data: Any = ModelCard.load(path).data
-                published += _read_index(data.eval_results or [])
+                findings = _read_index(data.eval_results or [])
+            for finding in findings:
+                number, values = finding.published, recorded[finding.result_name]
+                if number in values:
+                    continue
+                # Cards written by hand round, and may state a percentage.
+                is_near = number is None or any(
+                    abs(number / scale - value) <= _ROUNDED for value in values for scale in (1, 100)
+                )
+                if name in (CARD_NAME, RESULTS_FILE) and values and not is_near:
+                    reason = f"{name} states this result, but facts.json records {values[-1]:.6g} for these weights"
+                    finding = replace(finding, verdict="different", reason=reason)
+                unrecorded.append(finding)
         except Exception as error:  # untrusted YAML may fail anywhere inside huggingface_hub
-            problem = f"{path.relative_to(folder)} cannot be read ({get_first_line(error):.120})"
-            unreadable.append(Finding(problem, "not checkable"))
-    return unreadable + [finding for finding in published if (finding.result_name, finding.published) not in recorded]
+            unreadable.append(Finding(f"{name} cannot be read ({get_first_line(error):.120})", "not checkable"))
+    return unreadable + unrecorded
 
 
 def _read_index(entries: Any) -> Iterator[Finding]:
