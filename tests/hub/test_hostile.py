@@ -250,14 +250,16 @@ def test_a_processor_reads_no_file_of_another_place(model_folder: Path, tmp_path
 
 
 def test_a_card_shares_pictures_alone(model_folder: Path, tmp_path: Path) -> None:
-    for name in (".env", "notes.txt", "mine.PNG"):
+    pictures = {"mine.PNG", "my plot.png", "my map.png", "a.svg", "b.jpg", "c.gif"}
+    for name in (".env", "notes.txt", *pictures):
         (model_folder / name).write_text("private")
     (model_folder / "README.md").write_text(
-        "---\nlicense: mit\n---\n![a](.env) <img src='notes.txt'> ![b](./mine.PNG)\n"
+        "---\nlicense: mit\n---\n![a](.env) <img src='notes.txt'> ![b](./mine.PNG) ![c](my%20plot.png?raw=true)\n"
+        "![d](<my map.png> 'title') <IMG alt=e src=a.svg> <img width=9 src = \"b.jpg\"/> ![f]( c.gif#f )\n"
     )
     (tmp_path / "scratch").mkdir()
     files = collect(model_folder, REPO, scratch=tmp_path / "scratch").files
-    assert "mine.PNG" in files
+    assert pictures <= files.keys()
     assert not files.keys() & {".env", "notes.txt"}
 
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 from huggingface_hub import RepoCard
 from huggingface_hub.hf_api import RepoFile
@@ -484,7 +485,8 @@ def list_plots(folder: Path, card: str) -> set[str]:
 
 def _parse_plots(card: str) -> set[str]:
     """Return the relative paths of all images in a card's Markdown and HTML."""
-    sources: list[str] = re.findall(r"!\[(?:\\.|[^\\\]])*\]\(([^)\s]+)", card)
-    sources += re.findall(r"<img[^>]*\ssrc=[\"']([^\"']+)", card)
+    sources: list[str] = re.findall(r"!\[(?:\\.|[^\\\]])*\]\(\s*(<[^>\n]+|[^)\s]+)", card)
+    sources += re.findall(r"<img\s[^>]*?\bsrc\s*=\s*([\"'][^\"']+|[^\s>]+)", card, flags=re.IGNORECASE)
+    paths = (unquote(re.split("[?#]", source)[0]) for source in sources if "://" not in source)
     # A stranger's card may name any other file.
-    return {name.removeprefix("./") for name in sources if "://" not in name and _PICTURE.search(name)}
+    return {path.lstrip("<\"'").removeprefix("./") for path in paths if _PICTURE.search(path)}
