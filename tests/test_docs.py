@@ -46,7 +46,9 @@ def test_every_command_has_its_page():
 def test_commands_that_pages_show_can_be_typed(page: Path):
     """Their names, arguments, options and values exist; tests/test_readme.py runs those of the first pages."""
     commands = typer.main.get_command(build_app()).commands  # pyright: ignore[reportAttributeAccessIssue]
-    blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = page.read_text()
+    blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    blocks += re.findall(r"^ {4}(hf-vit .*\n)", text, flags=re.MULTILINE)
     for line in "".join(blocks).replace("\\\n", " ").splitlines():
         program, *words = shlex.split(line, comments=True) or [""]
         if program == "hf-vit" and not {"...", "|", ">", "&&", "--help", "--config"} & {*words} and "$" not in line:

@@ -11,7 +11,7 @@ from hf_vit_cli.options import arg, opt
 @options.with_options("device")
 def verify(
     repo: str = arg(
-        ..., "Repository on the Hub (user/name); a folder exported to onnx or openvino; with --doors a saved model."
+        ..., "Repository on the Hub (user/name); a folder with an exported graph; with --doors a saved model."
     ),
     revision: str | None = opt(None, "Branch, tag or commit. Default: main."),
     trust_remote_code: bool = opt(
