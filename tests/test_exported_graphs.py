@@ -161,6 +161,11 @@ def test_other_files_are_refused(places: dict[str, Path], tmp_path: Path, capfd:
     if file.suffix == ".onnx":
         proto = onnx.load(file)
         metadata = {entry.key: entry for entry in proto.metadata_props}
+        bands = json.loads(metadata["processor"].value) | {"do_convert_rgb": False, "image_mean": [0.5] * 4}
+        metadata["processor"].value = json.dumps(bands)
+        onnx.save(proto, file)
+        with pytest.raises(UserError, match=r"model\.onnx takes images with num_channels=4; give a model for RGB"):
+            load_model(file)
         elsewhere = '{"image_processor_type": "OneFormerImageProcessor", "class_info_file": "private.json"}'
         for key, value, reason in (("labels", "[1]", ""), ("processor", elsewhere, "another repository")):
             metadata[key].value = value

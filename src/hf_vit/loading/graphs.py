@@ -63,6 +63,8 @@ class GraphForImageClassification(nn.Module):
                 model_type=runtime.target,
                 num_labels=len(labels),
                 problem_type=self.graph.about.get("problem_type"),
+                # Processors of models for other than RGB images do not convert, and have a mean for every channel.
+                num_channels=3 if self.processor.do_convert_rgb is not False else len(self.processor.image_mean),
                 id2label={int(index): name for index, name in labels.items()},
                 # (height, width) px, in the graph of a model that reads images in their own shape.
                 patch_stride=json.loads(self.graph.about.get("patch_stride", "null")),

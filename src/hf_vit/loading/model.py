@@ -401,6 +401,7 @@ def _load_graph(runtime: Runtime, file: Path, device: str | None, needs_layers: 
     if device is not None and pick_device(device).type != "cpu":
         raise UserError(f"{file} is an exported graph, which only runs on the CPU; leave --device {device} out")
     graph = GraphForImageClassification(runtime, file)
+    refuse_other_channels(graph.config, str(file))
     prepare = None if graph.takes == PIXEL_VALUES else pad_to_canvas
     return _wrap(graph, graph.processor, f"{file.resolve().parent.name}/{file.name}", prepare=prepare)
 
