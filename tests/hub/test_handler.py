@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import re
 import runpy
 import shutil
 import socket
@@ -48,6 +49,7 @@ from transformers import (
 )
 
 import hf_vit
+from hf_vit.hub.card import render_card
 from hf_vit.loading import load_model
 from hf_vit.loading.outputs import compute_pre_logits
 
@@ -380,6 +382,22 @@ def test_images_in_their_own_shape(files: list[Path], tmp_path: Path) -> None:
     expected = pipeline("image-classification", model=str(tmp_path / "theirs"))(images)
     for answer, wanted in zip(load_handler(tmp_path / "theirs")({"inputs": images}), expected, strict=True):
         same_classes(answer, wanted)
+
+
+def test_a_model_of_gray_images(files: list[Path], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Handler and card turn images gray for it; the card names no command, as these take images in color only."""
+    folder = save_model(tmp_path / "gray", num_channels=1)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    settings |= {"image_mean": [0.5], "image_std": [0.5], "do_convert_rgb": False}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    answers = load_handler(folder)({"inputs": [path.read_bytes() for path in files]})
+    card = render_card(folder)
+    assert not re.search("hf-vit (predict|page)", card)
+    monkeypatch.chdir(tmp_path)
+    for path, answer in zip(files, answers, strict=True):
+        shutil.copyfile(path, "image.png")
+        exec(re.findall("```python\n(.+?)```", card, re.DOTALL)[0], {})
+        assert capsys.readouterr().out.strip() == answer[0]["label"]
 
 
 @pytest.mark.parametrize("kind", ["yolos", "eomt", "padded eomt", "mask2former", "mask-rcnn"])

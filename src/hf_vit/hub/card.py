@@ -89,7 +89,8 @@ def _make_usage_examples(folder: Path, config: ModelConfig, name: str) -> dict[s
     def make_block(architecture: Architecture) -> Markdown:
         return format_code_block(make_example(config, name, architecture, not is_resized), "python")
 
-    has_commands = config.own_class is None  # commands run no code from a model folder
+    # Commands run no code from a model folder, and take images in color only.
+    has_commands = config.own_class is None and getattr(config, "num_channels", 3) == 3
     # A page, and transformers' pipeline of our models, resize images to one size.
     is_resized = not (config.is_ours and keeps_shapes(folder))
     has_page = config.is_ours and config.is_classifier and not config.is_regression and has_commands and is_resized

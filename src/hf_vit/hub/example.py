@@ -82,6 +82,7 @@ def make_example(config: ModelConfig, repo: str, architecture: Architecture, kee
     processor of a model of hf_vit keeps the shape of images.
     """
     imports, image = _WITH_PACKAGE if architecture == "hf_vit" else _WITHOUT_PACKAGE
+    image += '.convert("L")' if getattr(config, "num_channels", 3) == 1 else ""
     outputs = _OUTPUTS
     if keeps_shapes and architecture == "hf_vit":
         outputs = _OWN_SHAPE_WITH_PACKAGE

@@ -168,6 +168,8 @@ class EndpointHandler:
 
     def _prepare(self, image: Image.Image) -> dict[str, Any]:
         """Return the model's inputs for one image: pixels, and what else its processor gives it, such as a mask."""
+        if getattr(self.model.config, "num_channels", 3) == 1:
+            image = image.convert("L")
         steps: dict[str, Any] = {}
         patch = getattr(self.model.config, "patch_stride", None)
         count = getattr(self.processor, "max_num_patches", None)
