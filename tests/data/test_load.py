@@ -433,7 +433,7 @@ def test_lists_with_a_number_above_255_are_of_16_bits(tmp_path, streaming):
         (np.ones((24, 784), int), r"lists of 784 with numbers from 1 to 1; save them as .* such as 28x28x1"),
         (np.ones((24, 3072), int), r"lists of 3072 .* such as 32x32x3"),
         (np.ones((24, 10), int), r"lists of 10 .* from 0 to 255 or 0 to 1$"),
-        (np.ones((24, 5, 8, 8), int), "lists of 5x8x8 "),
+        (np.ones((24, 5, 8, 8), int), r"lists of 5x8x8 .* x 1 or 3 channels \(with opacity 2 or 4\) of numbers"),
         (np.full((24, 8, 8, 3), 256), "lists of 8x8x3 with numbers from 256 to 256"),
         (np.full((24, 8, 8, 3), 255.5), "lists of 8x8x3 with numbers from 255.5 to 255.5"),
     ],

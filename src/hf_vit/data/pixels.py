@@ -113,7 +113,7 @@ def _refuse_pixels(pixels: NDArray[Any], location: str, low: int, high: int) -> 
             break
     raise UserError(
         f"{location} holds lists of {shape}{values}; save them as height x width numbers, or as height x width x "
-        f"channels numbers from 0 to 255 or 0 to 1{example}"
+        f"1 or 3 channels (with opacity 2 or 4) of numbers from 0 to 255 or 0 to 1{example}"
     )
 
 
