@@ -202,10 +202,11 @@ def draw_predictions(
 ) -> None:
     """Draw a column per image: the image, the same with gray for corrupted patches, and with their predictions.
 
-    Images and predictions are [B, C, H, W]. Without `masked` [B, h*w], for next patch prediction, the rows are image
+    Images and predictions are [B, 3, H, W]. Without `masked` [B, h*w], for next patch prediction, the rows are image
     and prediction.
     """
-    colors = [_to_colors(values, config) for values in (images, predictions)]
+    mean, std = (images.new_tensor(value).reshape(-1, 1, 1) for value in (config.image_mean, config.image_std))
+    colors = [(values * std + mean).clamp(0, 1) for values in (images, predictions)]
     rows = {"image": colors[0]}
     if masked is None:
         rows["prediction"] = colors[1]
@@ -220,14 +221,6 @@ def draw_predictions(
     for (name, values), axes_row in zip(rows.items(), axes_grid, strict=True):
         axes_row[0].set_ylabel(name)
         for axes, image in zip(axes_row, values, strict=True):
-            pixels = image.permute(1, 2, 0).squeeze(-1).numpy()
-            axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axes.imshow(image.permute(1, 2, 0).numpy(), interpolation="nearest")
             axes.set(xticks=[], yticks=[])
     save_figure(figure, path)
-
-
-def _to_colors(pixel_values: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
-    """Convert model input [B, C, H, W] to colors in [0, 1]; of other than 1 or 3 channels only the first is shown."""
-    mean, std = (pixel_values.new_tensor(value).reshape(-1, 1, 1) for value in (config.image_mean, config.image_std))
-    colors = (pixel_values * std + mean).clamp(0, 1)
-    return colors if colors.shape[1] in (1, 3) else colors[:, :1]
