@@ -125,7 +125,7 @@ async function start(): Promise<void> {
     return;
   }
   still = readStill();
-  const page: Page = still?.page ?? (await (await fetch("page.json")).json());
+  const page: Page = still?.page ?? (await (await fetch("page.json", { cache: "no-cache" })).json());
   document.title = page.models.map(({ name }) => name).join(", ");
   const numbers = chosen(page);
   shown = numbers.length;

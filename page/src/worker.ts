@@ -43,7 +43,8 @@ async function load(file: string): Promise<Runtime> {
 }
 
 async function fetched(): Promise<Uint8Array> {
-  const file = await fetch(new URL(`${model.folder}/model.onnx`, self.location.href));
+  // The browser asks whether the file has changed, as it may keep that of an older page here for days.
+  const file = await fetch(new URL(`${model.folder}/model.onnx`, self.location.href), { cache: "no-cache" });
   if (!file.ok) throw new Error(`The model cannot be loaded (HTTP ${file.status}). Reload the page.`);
   return new Uint8Array(await file.arrayBuffer());
 }

@@ -3,6 +3,7 @@
 import filecmp
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -467,6 +468,26 @@ def test_a_graphics_card_that_fails_is_left(passes: int, window: Browser, tmp_pa
         window("open", url=address)
         window.results()
         assert "in WebAssembly" in window.text(".status")
+
+
+def test_a_page_that_was_made_again_is_read_again(window: Browser, tmp_path: Path):
+    """Its files do not say how long they stay, so that browsers keep those that have long been unchanged."""
+    folder = save_classifier(tmp_path / "model", "plain", "default")
+    logits: list[Any] = []
+    with served(tmp_path) as address:
+        for version in (1, 2):
+            make_page([folder], tmp_path / "page", images="digits", runtime=RUNTIME)
+            for file in (tmp_path / "page").rglob("*.*"):
+                os.utime(file, (version * 5e8, version * 5e8))
+            window("open", url=f"{address}page/")
+            logits += [result["outputs"]["logits"] for result in window.results()]
+            model = AutoModelForImageClassification.from_pretrained(folder)
+            with torch.no_grad():
+                model.classifier.weight.mul_(2)
+                model.classifier.bias.mul_(2)
+            model.save_pretrained(folder)
+            shutil.rmtree(tmp_path / "page")
+    np.testing.assert_allclose(logits[1], 2 * logits[0], atol=1e-4)
 
 
 def test_browser_without_webassembly_is_told(hostile: str, window: Browser):
