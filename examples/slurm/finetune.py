@@ -3,8 +3,8 @@
     pip install 'hf-vit[train,slurm]'
     python examples/slurm/finetune.py out/b16 --rates 0.001 0.003 --gpus 8 --partition gpu -- B/16 --data DATA
 
-What follows `--` is for `hf-vit finetune`. Slurm signals a job before its time is over and when it is preempted: the
-training writes a checkpoint, and the job is queued again. Without a signal it resumes from its last checkpoint.
+What follows `--` is for `hf-vit finetune`. Slurm signals a job before its time is over and when it is preempted: a
+training of one process writes a checkpoint. The job is queued again, and resumes from the last checkpoint.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Training:
             raise SystemExit(f"hf-vit ended with {self.process.returncode}")
 
     def checkpoint(self) -> DelayedSubmission:
-        """Stop the training, which writes a checkpoint, and queue the job again; submitit calls this."""
+        """Stop the training, which writes a checkpoint if it is one process, and queue the job again, for submitit."""
         self.process.terminate()
         end = time.monotonic() + 90
         while self.process.poll() is None and time.monotonic() < end:

@@ -94,7 +94,8 @@ def test_tables_hold_what_was_measured(saved, data, tmp_path):
         assert float(row["fgsm_4"]) == result.fgsm["4"]
         assert float(row["peak_memory"]) == done.speed.rows[result.name].peak_memory > 0
     assert done.speed.rows["resnet"].times_as_fast.median == 1
-    header, rule, first, *_ = (tmp_path / "comparison.md").read_text().splitlines()
+    header, rule, first, *rest = (tmp_path / "comparison.md").read_text().splitlines()
+    assert any("8 images were corrupted (severity 3) and attacked (FGSM, epsilon in 1/255); " in line for line in rest)
     assert header.startswith("| model | kind | judged by | px | parameters | FLOPs | top-1 (%) |")
     assert header.count("|") == rule.count("|") == first.count("|")
     assert f"{100 * done.results[0].top1.value:.2f} [" in first

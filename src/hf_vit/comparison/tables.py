@@ -47,12 +47,12 @@ def explain_table(results: Sequence[ModelResult], speed: SpeedResult | None) -> 
     settings, data = first.settings, first.data
     size = data.size or 0
     lines = [f"{data.name}, split {data.split}, {size:,} images; brackets: Wilson's 95% interval."]
-    if results[0].clean is not None:
+    if any(result.clean is not None for result in results):
         images = min(settings["robustness_images"] or size, size)
-        lines.append(
-            f"{images:,} images were corrupted (severity {settings['severity']}) and attacked (FGSM, 1/255); the "
-            "column clean is the accuracy on the unchanged images."
-        )
+        changes = [f"corrupted (severity {settings['severity']})"] if settings["corruptions"] else []
+        changes += ["attacked (FGSM, epsilon in 1/255)"] if settings["epsilons"] else []
+        change = f"{images:,} images were {' and '.join(changes)}"
+        lines.append(f"{change}; the column clean is the accuracy on the unchanged images.")
     if speed is not None:
         machine = f"{speed.hardware.get('name')}, {speed.hardware.get('device')}, {speed.threads} threads of torch"
         load = "the machine was otherwise idle"
