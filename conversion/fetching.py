@@ -203,12 +203,13 @@ class _InterruptedError(Exception):
     """A transfer failed for a reason that may be temporary, such as a new version of the file on the server."""
 
 
-def download(url: str, *, checked_later: bool = False) -> Path:
+def download(url: str, *, checked_later: bool = False, sha256: str | None = None) -> Path:
     """Return the file of an https:// or gs:// URL, from the cache if the server's version is there.
 
     Args:
         url: URL of the file. gs:// uses gcsfs if it is installed, otherwise the public URL of the bucket.
         checked_later: the caller checks the file's digest, so the server need not report its size.
+        sha256: a cached file with this digest is returned without asking the server.
 
     Raises:
         UserError: the server refuses, fails several times in a row, or the file keeps changing.
@@ -221,6 +222,9 @@ def download(url: str, *, checked_later: bool = False) -> Path:
         return sum(file.stat().st_size for file in folder.glob("*/*"))
 
     with WeakFileLock(folder / ".lock"):
+        for file in folder.glob("*/*") if sha256 else ():
+            if hash_files([file]) == sha256:
+                return file
         if url.startswith("gs://") and importlib.util.find_spec("gcsfs") is not None:
             return _copy_from_bucket(url, folder)
         num_failures = 0

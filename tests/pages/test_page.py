@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import json
 import re
 import shutil
@@ -208,11 +209,6 @@ def test_runtime_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
     on_server = save_runtime(tmp_path / "server")
     with served(on_server) as address:
         monkeypatch.setattr(making, "BASE_URL", address.rstrip("/"))
-        for copy in ("copied", "again"):
-            making.copy_runtime(tmp_path / copy)
-            for name in SMALL_FILES:
-                assert (tmp_path / copy / name).read_text() == f"contents of {name}"
-        assert len(list((tmp_path / "cache").rglob("ort*"))) == len(SMALL_FILES)
         forged = on_server / "ort-wasm-simd-threaded.wasm"
         forged.write_text("forged")
         with pytest.raises(UserError, match=r"simd-threaded\.wasm is wrong; try again, or give"):
@@ -222,6 +218,12 @@ def test_runtime_is_fetched_once_and_checked(tmp_path: Path, monkeypatch: pytest
         forged.unlink()
         with pytest.raises(UserError, match=r"wasm cannot be downloaded: .*; or give .* as --runtime DIR"):
             making.copy_runtime(tmp_path / "refused")
+        forged.write_text(f"contents of {forged.name}")
+        making.copy_runtime(tmp_path / "copied")
+    making.copy_runtime(tmp_path / "again")  # without the server
+    for copy, name in itertools.product(("copied", "again"), SMALL_FILES):
+        assert (tmp_path / copy / name).read_text() == f"contents of {name}"
+    assert len(list((tmp_path / "cache").rglob("ort*"))) == len(SMALL_FILES)
 
 
 def test_address_and_files_of_the_runtime():

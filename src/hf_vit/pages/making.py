@@ -199,7 +199,7 @@ def _download_file(name: str) -> Path:
     """Return a file of the runtime from the cache, downloading it if needed."""
     remedy = "give a folder with the files as --runtime DIR"
     try:
-        file = download(f"{BASE_URL}/{name}", checked_later=True)
+        file = download(f"{BASE_URL}/{name}", checked_later=True, sha256=FILES[name])
     except UserError as error:
         raise UserError(f"{error}; or {remedy}") from error
     if hash_files([file]) != FILES[name]:
