@@ -234,7 +234,8 @@ def _check_preprocessing(outgoing: OutgoingModel) -> None:
     """Raise a UserError if the image processor cannot be part of the model's graph."""
     height, width = Preprocessing.from_processor(outgoing.processor).output_size
     if not outgoing.has_head or outgoing.config.num_channels != 3:
-        raise UserError("--preprocessing and --decoding need a classifier of RGB images; leave them out")
+        options = "--preprocessing, --decoding and --to transformers.js"
+        raise UserError(f"{options} need a classifier of RGB images; use --to onnx without them")
     try:
         outgoing.config.grid_of(height, width)
     except ValueError as error:

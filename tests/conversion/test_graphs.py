@@ -590,7 +590,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, mo
     saved("plain", tmp_path / "model")
     ViTImageProcessor(size={"height": 16, "width": 16}, resample=5).save_pretrained(tmp_path / "model")
     for model, options, why in (
-        ("bare", {"preprocessing": True}, "need a classifier of RGB images"),
+        ("bare", {"preprocessing": True}, r"and --to transformers\.js need a classifier of RGB images; use"),
         ("model", {"preprocessing": True}, "resample=HAMMING"),
         ("model", {"decoding": True}, "resample=HAMMING"),
         ("model", {"opset": 13}, r"--opset 13 is unknown; give a number from 14 to \d+"),

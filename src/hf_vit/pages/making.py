@@ -24,7 +24,7 @@ from hf_vit.data.load import load_data
 from hf_vit.data.sources import refuse_output_in
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
-from hf_vit.families import refuse_diverged, refuse_regression
+from hf_vit.families import refuse_diverged, refuse_other_channels, refuse_regression
 from hf_vit.hub.card_metadata import find_common_license
 from hf_vit.hub.contents import PAGE_FILES
 from hf_vit.hub.model_folder import CARD_NAME, PAGE_NAME
@@ -112,8 +112,7 @@ def _write_model(source: str | Path, name: str, folder: Path, output: Path) -> d
     if not has_head(loaded) or not type(loaded).__name__.endswith("ForImageClassification"):
         raise UserError(f"{source} is not an image classifier; give one, or fine-tune it first (hf-vit finetune)")
     refuse_regression(loaded, str(source), "a page")
-    if loaded.config.num_channels != 3:
-        raise UserError(f"{source} takes {loaded.config.num_channels} channels; give a model of RGB images for a page")
+    refuse_other_channels(loaded.config, str(source))
     weights, maps = 4 * loaded.num_parameters(), 4 * count_inner_values(loaded.config)
     if weights + maps > MAX_BYTES:
         sizes = f"{weights / 1e6:,.0f} MB of weights and {maps / 1e6:,.0f} MB of maps"
