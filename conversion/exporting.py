@@ -20,7 +20,7 @@ from hf_vit.conversion.targets.target import OutgoingModel, has_head
 from hf_vit.data.labels import refuse_surrogates
 from hf_vit.display import Displayed
 from hf_vit.errors import UserError
-from hf_vit.families import get_problem_type, refuse_diverged, refuse_regression
+from hf_vit.families import get_problem_type, refuse_diverged, refuse_other_channels, refuse_regression
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.results.delivery import deliver_folder, prepare_output
 from hf_vit.results.facts import Facts, append_record, make_record
@@ -126,6 +126,7 @@ def export(
         input_form = ENCODED if decoding else input_form  # which includes the preprocessing
         calibration = None
         if calibrate is not None:
+            refuse_other_channels(loaded.config, str(model))
             size = as_pair(loaded.config.image_size)
             calibration = Calibration.load(calibrate, processor, size, input_form, agreement or AGREEMENT)
         is_multi_label = get_problem_type(loaded) == "multi_label_classification"

@@ -384,6 +384,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"FEW has \d+ training and \d+ test images, but int8 needs at least 64"),
     "a bare model": ({"to": "onnx", "quantize": "static", "calibrate": "DATA", "model": "BARE"},
         "compares predicted classes"),
+    "one band": ({"to": "onnx", "quantize": "static", "calibrate": "FEW", "model": "GRAY"},
+        "GRAY takes images with num_channels=1; give a model for RGB images"),
     "a share in percent": ({"to": "onnx", "quantize": "static", "calibrate": "DATA", "agreement": 98},
         "--agreement 98 is out of range; give a share of images above 0 and up to 1"),
     "nothing to compare": ({"to": "onnx", "agreement": 0.98}, "--agreement is only used with --quantize"),
@@ -399,7 +401,8 @@ def test_bad_input_is_told_before_any_work(case: str, places: dict[str, Path], t
         for number in range(30):
             Image.fromarray(pixels(colour, number)).save(tmp_path / "FEW" / name / f"{number}.png")
     save_model(FAMILIES["plain"].build("model", num_hidden_layers=1), tmp_path / "BARE")
-    there = {"DATA": str(places["data"]), **{name: str(tmp_path / name) for name in ("FEW", "NONE", "BARE")}}
+    save_model(FAMILIES["plain"].build("classification", num_hidden_layers=1, num_channels=1), tmp_path / "GRAY")
+    there = {"DATA": str(places["data"]), **{name: str(tmp_path / name) for name in ("FEW", "NONE", "BARE", "GRAY")}}
     given: Any = {name: there.get(value, value) for name, value in options.items()}
     with pytest.raises(UserError, match=message):
         export(given.pop("model", places["model"]), tmp_path / "out", **given)
