@@ -22,6 +22,7 @@ from onnxscript import ir
 from PIL import Image
 from torch.onnx import ONNXProgram
 from training.conftest import save_model
+from transformers import ViTImageProcessor
 
 from hf_vit.conversion import export
 from hf_vit.conversion.targets.graphs import certificate as certificates
@@ -401,7 +402,8 @@ def test_bad_input_is_told_before_any_work(case: str, places: dict[str, Path], t
         for number in range(30):
             Image.fromarray(pixels(colour, number)).save(tmp_path / "FEW" / name / f"{number}.png")
     save_model(FAMILIES["plain"].build("model", num_hidden_layers=1), tmp_path / "BARE")
-    save_model(FAMILIES["plain"].build("classification", num_hidden_layers=1, num_channels=1), tmp_path / "GRAY")
+    FAMILIES["plain"].build("classification", num_hidden_layers=1, num_channels=1).save_pretrained(tmp_path / "GRAY")
+    ViTImageProcessor(image_mean=[0.5], image_std=[0.5], do_convert_rgb=False).save_pretrained(tmp_path / "GRAY")
     there = {"DATA": str(places["data"]), **{name: str(tmp_path / name) for name in ("FEW", "NONE", "BARE", "GRAY")}}
     given: Any = {name: there.get(value, value) for name, value in options.items()}
     with pytest.raises(UserError, match=message):
