@@ -54,6 +54,8 @@ def test_the_command(hub: Loopback, xet_client: Client, model_folder: Path) -> N
     assert f"{hub.endpoint}/{REPO}/tree/{commit}" in told
     tags = {tag["name"]: tag["targetCommit"] for tag in hub.get(f"/api/models/{REPO}/refs")["tags"]}
     assert tags == {"v1": commit}
+    hub.fault("/models/alice/former$", "status", status=307, headers={"Location": f"{hub.endpoint}/api/models/{REPO}"})
+    assert f"{REPO} already holds this content" in xet_client.command("push", model_folder, "alice/former")
 
 
 def test_sharded_after_single_and_back(hub: Loopback, xet_client: Client, make_model: Callable[..., Path]) -> None:

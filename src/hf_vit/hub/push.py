@@ -273,6 +273,7 @@ class Push:
         except RepositoryNotFoundError:
             self._check_namespace()
             return
+        self.repo_id = info.id  # a renamed repository is found by its former name, too
         if not self.create_pr:
             self.api.auth_check(**self._repository, write=True)
         if isinstance(info, SpaceInfo) and info.sdk != self.sdk:
