@@ -458,7 +458,9 @@ def test_a_training_takes_the_size_of_the_checkpoint_s_processor(succeeds, tiny_
     assert choose_image_size(hybrid, (36, 36), None) == ((36, 36), [])
     (model / "preprocessor_config.json").unlink()
     assert list(build_processor(source, source.config).image_mean) == [0.5] * 3
-    assert f"{model} has no preprocessor_config.json, so pixels are scaled to [-1, 1]" in caplog.text
+    assert f"{model} has no preprocessor_config.json, so pixels are normalized as its config says" in caplog.text
+    fresh = find_model("EVA-02-Ti/14")  # the config's constants are those from which patch prediction reads colors
+    assert tuple(build_processor(fresh, fresh.config).image_std) == fresh.config.image_std != (0.5,) * 3
 
 
 def test_a_short_training_evaluates_no_longer_than_it_trains(tiny_checkpoint, tmp_path):

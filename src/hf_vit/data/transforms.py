@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 
 def make_processor(config: "PreTrainedConfig", **kwargs: Any) -> "ViTImageProcessor":
-    """Return the image processor of a model, which resizes to the model's size and scales to [-1, 1].
+    """Return the image processor of a model, which resizes to its size and normalizes as its config says.
 
     Args:
-        config: a model's configuration with `image_size` (px, int or (height, width)) and `num_channels`.
+        config: a model's configuration with `image_size` (px, int or (height, width)) and `num_channels`, and perhaps
+            `image_mean` and `image_std`; without them, pixels are scaled to [-1, 1].
         **kwargs: arguments of ViTImageProcessor, such as image_mean, image_std, resample.
 
     Raises:
@@ -41,12 +42,9 @@ def make_processor(config: "PreTrainedConfig", **kwargs: Any) -> "ViTImageProces
     size = config.image_size
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     # With do_convert_rgb=None, the default, a reloaded processor crashes on grayscale images.
-    defaults: dict[str, Any] = {
-        "size": {"height": height, "width": width},
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-        "do_convert_rgb": True,
-    }
+    defaults: dict[str, Any] = {"size": {"height": height, "width": width}, "do_convert_rgb": True}
+    for name in ("image_mean", "image_std"):
+        defaults[name] = np.broadcast_to(getattr(config, name, 0.5), 3).tolist()  # one number, or one per channel
     return ViTImageProcessor(**(defaults | kwargs))
 
 

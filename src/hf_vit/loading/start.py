@@ -291,7 +291,7 @@ def _px(size: Any) -> str:
 def build_processor(source: Source, config: PreTrainedConfig, own_shapes: bool = False) -> ViTImageProcessor:
     """Build the image processor of a model, at the model's size; with `own_shapes` for images in their own shape too.
 
-    It scales pixels as the checkpoint's image processor does, or to [-1, 1] for a variant with fresh weights. Steps
+    It scales pixels as the checkpoint's image processor does, or as the config of a variant with fresh weights says. Steps
     that the checkpoint's processor skips, and a factor other than 1/255, become part of mean and standard deviation.
     """
     if not source.has_weights:
@@ -303,7 +303,7 @@ def build_processor(source: Source, config: PreTrainedConfig, own_shapes: bool =
             try:
                 stored_settings = ViTImageProcessor.get_image_processor_dict(cast(Path, source.path))[0]
             except OSError:
-                problem = "has no preprocessor_config.json, so pixels are scaled to [-1, 1]"
+                problem = "has no preprocessor_config.json, so pixels are normalized as its config says"
                 remedy = "save the image processor beside the weights if they were trained on other pixels"
                 logging.getLogger("hf_vit.conversion").warning("%s %s; %s", source.name, problem, remedy)
                 return make_processor(config)
