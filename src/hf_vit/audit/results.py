@@ -6,7 +6,7 @@ The author of a model folder is not trusted: unreadable files are reported, and 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ from hf_vit.hub.published_results import (
     make_result_entries,
 )
 from hf_vit.loading.model import LoadedModel, load_model
-from hf_vit.results.facts import DataFact, Facts, Record
+from hf_vit.results.facts import FACTS_NAME, DataFact, Facts, Record
 
 Verdict = Literal["equal", "rounding", "different", "not checkable"]
 _DATA_NAME = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*)?(:[\w.\-]+)?")
@@ -213,10 +213,8 @@ def find_unrecorded_results(folder: Path, facts: Facts) -> list[Finding]:
     """
     recorded = defaultdict[str, list[Any]](list)
     for record in select_records(facts):  # an older one is not evaluated again
-        for finding in (
-            *_read_index(make_index_entries([record], folder.name)),
-            *_read_entries(RESULTS_FILE, make_result_entries([record], folder.name)),
-        ):
+        entries = [*make_index_entries([record], folder.name), *make_result_entries([record], folder.name)]
+        for finding in _list_published(FACTS_NAME, entries):
             recorded[finding.result_name].append(finding.published)
     unreadable, unrecorded = list[Finding](), list[Finding]()
     for path in (folder / CARD_NAME, *sorted((folder / ".eval_results").glob("*.y*ml"))):
@@ -225,13 +223,12 @@ def find_unrecorded_results(folder: Path, facts: Facts) -> list[Finding]:
         check_inside(folder, path)
         name = path.relative_to(folder).as_posix()
         try:
-            findings: Iterable[Finding] = ()
+            published: Any = None
             if name != CARD_NAME:
-                findings = _read_entries(name, parse_eval_result_entries(yaml.safe_load(path.read_bytes())))
+                published = parse_eval_result_entries(yaml.safe_load(path.read_bytes()))
             elif path.read_text(encoding="utf-8").lstrip().startswith("---"):
-                data: Any = ModelCard.load(path).data
-                findings = _read_index(data.eval_results or [])
-            for finding in findings:
+                published = ModelCard.load(path).data.get("eval_results")
+            for finding in _list_published(name, published or ()):
                 number, values = finding.published, recorded[finding.result_name]
                 if number in values:
                     continue
@@ -248,25 +245,17 @@ def find_unrecorded_results(folder: Path, facts: Facts) -> list[Finding]:
     return unreadable + unrecorded
 
 
-def _read_index(entries: Any) -> Iterator[Finding]:
-    """Yield the results in a list of `EvalResult`, whose fields are untrusted and may have any type."""
-    for entry in entries:
-        data = f"{entry.dataset_name}, split {entry.dataset_split}"
-        yield _find_result(CARD_NAME, data, entry.metric_name, entry.metric_value)
-
-
-def _read_entries(name: str, entries: Sequence[EvalResultEntry]) -> Iterator[Finding]:
-    """Yield the results in a file of `.eval_results`."""
-    for entry in entries:
-        task = f"{entry.dataset_id}, task {entry.task_id}"
-        yield _find_result(name, task, ACCURACIES["top1"], entry.value)
-
-
-def _find_result(file: str, data: str, metric: object, value: object) -> Finding:
-    """Return the finding for a result that only `file` states; a value that is not a number is left out."""
+def _list_published(file: str, entries: Any) -> Iterator[Finding]:
+    """Yield the results that a file states; its fields are untrusted and may have any type."""
     reason = f"{file} states this result, but facts.json has no record of it for these weights"
-    number = float(value) if isinstance(value, float | int) else None
-    return Finding(to_one_line(f"{metric} on {data}"), "not checkable", number, reason=reason)
+    for entry in entries:
+        if isinstance(entry, EvalResultEntry):
+            name, value = f"{ACCURACIES['top1']} on {entry.dataset_id}, task {entry.task_id}", entry.value
+        else:
+            name = f"{entry.metric_name} on {entry.dataset_name}, split {entry.dataset_split}"
+            value = entry.metric_value
+        number = float(value) if isinstance(value, float | int) else None
+        yield Finding(to_one_line(name), "not checkable", number, reason=reason)
 
 
 class DataFinder:
