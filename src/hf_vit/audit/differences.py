@@ -60,6 +60,11 @@ class Disagreement:
     label: str
     answers: tuple[Prediction, Prediction]
 
+    @property
+    def lower_probability(self) -> float:
+        """Return the lower of the two predictions' probabilities; examples are sorted by it."""
+        return min(answer.probability for answer in self.answers)
+
 
 @final
 @dataclass(frozen=True)
@@ -137,8 +142,7 @@ def compare_predictions(first: Examination, second: Examination) -> PairedAccura
         if (first_prediction.label, first_prediction.is_right) != (prediction.label, prediction.is_right):
             num_disagreements += 1
             example = Disagreement(index, None, label, (first_prediction, prediction))
-            lower_probability = min(first_prediction.probability, prediction.probability)
-            most_certain.add(lower_probability, add_picture, example, image)
+            most_certain.add(example.lower_probability, add_picture, example, image)
     pictured = most_certain.entries
     return PairedAccuracy(
         num_images=len(first_predictions),
