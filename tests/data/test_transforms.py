@@ -169,7 +169,7 @@ def test_files_opened_lazily_are_prepared_in_threads_as_without(pictures, tmp_pa
 
 
 def test_processor_needs_rgb_and_a_size():
-    with pytest.raises(UserError, match="takes 1 channels"):
+    with pytest.raises(UserError, match="the model takes images with num_channels=1"):
         make_processor(SimpleNamespace(image_size=8, num_channels=1))
     with pytest.raises(UserError, match="but height and width are needed"):
         get_input_size(make_processor(CONFIG, size={"shortest_edge": 24}))

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors import SafetensorError
 from training.conftest import COLOURS, harm, write_tar
 
-from hf_vit import HfViTForImageClassification, UserError
+from hf_vit import HfViTConfig, HfViTForImageClassification, UserError
 from hf_vit.analysis import analyze
 from hf_vit.data import make_processor
 from hf_vit.errors import explain_refusal, is_out_of_memory, report_full_memory
@@ -78,6 +78,11 @@ def refused(command, tmp_path, colours, monkeypatch):
 )
 def test_bad_values(arguments, message, refused, tiny_checkpoint):
     assert re.search(message, refused(*(tiny_checkpoint if word == "TINY" else word for word in arguments)))
+
+
+def test_a_model_of_gray_images_is_refused_before_data_are_read(tmp_path):
+    with pytest.raises(UserError, match="takes images with num_channels=1; give a model for RGB images"):
+        finetune(HfViTConfig(num_channels=1), tmp_path / "nothing", tmp_path / "out")
 
 
 def test_data_that_cannot_be_trained_on(refused, make_colours, tmp_path):

@@ -16,6 +16,7 @@ from hf_vit.data.annotations import IGNORED, Target
 from hf_vit.data.augmentation import AugmentationConfig, Augmenter, Seeded, make_random_keys, seeded
 from hf_vit.data.images import decode_image, map_in_threads, view_pixels
 from hf_vit.errors import UserError, get_first_line
+from hf_vit.families import refuse_other_channels
 
 if TYPE_CHECKING:
     from torchvision.transforms.v2 import InterpolationMode
@@ -35,10 +36,7 @@ def make_processor(config: "PreTrainedConfig", **kwargs: Any) -> "ViTImageProces
     """
     from transformers import ViTImageProcessor
 
-    if config.num_channels != 3:
-        raise UserError(
-            f"the model takes {config.num_channels} channels, but images have 3 (RGB); build it with num_channels=3"
-        )
+    refuse_other_channels(config, "the model")
     size = config.image_size
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     # With do_convert_rgb=None, the default, a reloaded processor crashes on grayscale images.

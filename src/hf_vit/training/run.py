@@ -38,7 +38,7 @@ from hf_vit.data.sources import refuse_output_in
 from hf_vit.display import format_count
 from hf_vit.environment import keep_freed_memory
 from hf_vit.errors import DivergedError, UserError, explain_refusal, is_out_of_memory
-from hf_vit.families import find_family
+from hf_vit.families import find_family, refuse_other_channels
 from hf_vit.hub.card import write_card
 from hf_vit.hub.card_metadata import find_license, record_base_license, require_license
 from hf_vit.loading.folders import WORK_FOLDER, list_checkpoints
@@ -251,6 +251,7 @@ def check_output(output: Path, resume: bool) -> None:
 def open_start(job: Job, report: ReportLine, task: Task[Any] | type[Task[Any]] = Task) -> Start:
     """Find the model, load all three splits, and check every image unless it is streamed."""
     source = find_model(job.model_name)
+    refuse_other_channels(source.config, source.name)
     if job.recipe.tune == "auto" and not source.has_weights:
         raise UserError(
             f"--tune auto needs a pretrained model, but all weights of {source.name} are new; give a checkpoint, or "
