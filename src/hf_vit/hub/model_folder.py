@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hf_vit.errors import UserError
 from hf_vit.families import DenseHead, find_family, find_head_type, find_own_class, get_problem_type
-from hf_vit.repositories.reading import check_file_name, list_shards, read_json_object, refuse_huge
+from hf_vit.repositories.reading import check_file_name, check_references, list_shards, read_json_object, refuse_huge
 from hf_vit.results.facts import describe_invalid_field
 
 CARD_NAME = "README.md"
@@ -94,6 +94,7 @@ def read_config(folder: Path) -> ModelConfig:
     if not (folder / "config.json").is_file():
         if (folder / PAGE_NAME).is_file():
             raise UserError(f"{folder} holds a page, not a model; share it with hf-vit push DIR REPO --space")
+        check_references(folder, str(folder))  # tells of peft's adapters
         raise UserError(f"{folder} holds no model, because config.json is missing; give a folder with a saved model")
     content = read_json_object(folder / "config.json", str(folder))
     refuse_huge(content, str(folder))
