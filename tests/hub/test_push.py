@@ -249,7 +249,7 @@ TROUBLE: list[tuple[Callable[[Path], object], str]] = [
     (only_index({"weight_map": {"a": "model-1.safetensors"}}), "lacks some of the weight files"),
     (write(INDEX, json.dumps({"weight_map": {"a": WEIGHTS}})), "delete the outdated one"),
     *((only_index(index), INDEX_DAMAGED) for index in ({}, [], {"weight_map": ["a"]}, {"weight_map": {"a": 1}}, "{")),
-    (lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"), "merge it by peft's merge_and_unl"),
+    (lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"), "merge it by peft's merge_and"),
     (write("config.json", "{"), "config.json of .* cannot be read: it is not valid JSON"),
     (write("config.json", "[]"), "config.json of .* holds JSON, but not an object"),
     (with_config(auto_map="x"), f"{DAMAGED}auto_map"),
