@@ -199,10 +199,9 @@ def select_records(facts: Facts) -> list[Record]:
     latest: dict[object, Record] = {}
     for record in facts.select_current():
         if record.kind == "evaluation" and isinstance(record.values.get("headline"), dict):
-            data = record.data
-            data_key = None if data is None else (data.name, data.split, data.size, data.fingerprint)
-            key = (str(record.values.get("protocol")), data_key, describe_inputs(record))
-            latest[key] = record
+            data = record.data or DataFact(name="")
+            data_key = (data.name, data.split, data.size, data.fingerprint)
+            latest[str(record.values.get("protocol")), data_key, describe_inputs(record)] = record
     return [*select_evaluations(facts), *latest.values()]
 
 

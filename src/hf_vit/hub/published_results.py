@@ -30,6 +30,7 @@ PUBLISHED = {
 }
 # Protocol -> the Hub's name of the task.
 TASK_TYPES = {"top1": "image-classification", "segmentation": "image-segmentation", "detection": "object-detection"}
+_DECIMALS = 4  # of published metrics
 _USER_AND_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
 
@@ -39,11 +40,6 @@ def find_protocol(record: Record) -> str | None:
     if name == "top1" and not isinstance(record.values.get("top1"), float | int):
         return None
     return name if isinstance(name, str) and name in PUBLISHED else None
-
-
-def round_metric(value: float) -> float:
-    """Return a metric rounded to the four decimals that are published."""
-    return round(float(value), 4)
 
 
 def parse_hub_id(name: str) -> str | None:
@@ -86,7 +82,7 @@ def make_index_entries(records: Sequence[Record], repo: str) -> "list[EvalResult
         for key, title in titles.items():
             value = as_fraction(record.values.get(key))
             if value is not None:
-                entries.append(EvalResult(**fields, metric_name=title, metric_value=round_metric(value)))
+                entries.append(EvalResult(**fields, metric_name=title, metric_value=round(value, _DECIMALS)))
     return entries
 
 
@@ -111,7 +107,7 @@ def make_result_entries(records: Sequence[Record], repo: str) -> "list[EvalResul
         entry = EvalResultEntry(
             dataset_id=dataset,
             task_id=_find_configuration(data) or "default",
-            value=round_metric(value),
+            value=round(value, _DECIMALS),
             dataset_revision=data.revision,
             date=record.date.isoformat(),
             source_url=source,
