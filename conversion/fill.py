@@ -136,18 +136,16 @@ def build_processor(plan: Plan) -> "ViTImageProcessor":
     """Build the image processor that makes the pixels that the source's model was trained with.
 
     Google's code scales pixels to [-1, 1] and resizes bilinearly (vit_jax/input_pipeline.py); other sources bring their
-    own settings. A model resampled to another size gets images of that size.
+    own settings. Without a size there, images get the model's.
     """
     from transformers import ViTImageProcessor
 
     height, width = as_pair(plan.config.image_size)
     channels = plan.config.num_channels
     half = [0.5] * channels
-    fields: dict[str, Any] = {"image_mean": half, "image_std": half, **(plan.processor or {})}
+    fields: dict[str, Any] = {"image_mean": half, "image_std": half, **plan.processor}
     fields["do_convert_rgb"] = channels == 3
-    if plan.resample or "size" not in fields:
-        fields = {name: value for name, value in fields.items() if name not in ("crop_size", "do_center_crop")}
-        fields["size"] = {"height": height, "width": width}
+    fields.setdefault("size", {"height": height, "width": width})
     try:
         return ViTImageProcessor(**fields)
     except (TypeError, ValueError) as error:

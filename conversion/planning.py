@@ -184,7 +184,7 @@ class Plan:
         ignored: key of the file -> why it is ignored.
         has_head: whether there is a classifier.
         new_head: whether the classifier is new (zeros).
-        processor: fields of the image processor; None for the original's, see `Declared`.
+        processor: fields of the image processor; others are the original's, see `Declared`, and the size the model's.
         assumed: field of the config, "labels" or "processor" -> what was assumed, as the source does not record it.
     """
 
@@ -196,7 +196,7 @@ class Plan:
     ignored: Mapping[str, str]
     has_head: bool
     new_head: bool
-    processor: Mapping[str, Any] | None = None
+    processor: Mapping[str, Any] = field(default_factory=dict[str, Any])
     assumed: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -286,7 +286,10 @@ def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, f
     has_unnamed_classes = source_has_head and not settings.new_head and not origin.zeros
     assumptions = _describe_assumptions(assumed, companions, settings, fields, has_unnamed_classes)
     model = (origin.name, origin.family, config, model_class)
-    plan = Plan(*model, tuple(rows), ignored, has_head, settings.new_head, declared.processor, assumptions)
+    processor = dict(declared.processor or {})
+    if settings.resize_to is not None:  # then images get that size, whether there is a table to resample or not
+        processor = {name: value for name, value in processor.items() if "size" not in name and "crop" not in name}
+    plan = Plan(*model, tuple(rows), ignored, has_head, settings.new_head, processor, assumptions)
     check_accounting(plan, shapes, parameters)
     return plan
 

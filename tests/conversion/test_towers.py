@@ -294,7 +294,7 @@ def test_a_classifier_of_siglip_2_learns_and_answers_in_own_shapes(tmp_path: Pat
 
 
 def test_pixels_come_along(tmp_path: Path):
-    """Those of the file beside the weights, or else of the released models."""
+    """Those of the file beside the weights, or else of the released models; models without a table resize them, too."""
     expected = {
         "CLIPVisionModel": ({"shortest_edge": 12}, {"height": 12, "width": 12}, CLIP_MEAN, 3),
         "SiglipVisionModel": ({"height": 12, "width": 12}, None, [0.5] * 3, 3),
@@ -309,6 +309,8 @@ def test_pixels_come_along(tmp_path: Path):
         found = hf_vit.image_processor_from_hub(tmp_path / name)
         assert (dict(found.size), list(found.image_mean), found.resample) == (size, mean, resample), name
         assert (dict(found.crop_size) if found.do_center_crop else None) == crop
+        resized = hf_vit.image_processor_from_hub(tmp_path / name, resize_to=(96, 64))
+        assert (dict(resized.size), bool(resized.do_center_crop)) == ({"height": 96, "width": 64}, False), name
     of_transformers("ViTMAEModel", num_channels=1).save_pretrained(tmp_path / "gray")
     assert list(hf_vit.image_processor_from_hub(tmp_path / "gray").image_mean) == [0.5]
 

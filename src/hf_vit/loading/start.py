@@ -291,8 +291,8 @@ def _px(size: Any) -> str:
 def build_processor(source: Source, config: PreTrainedConfig, own_shapes: bool = False) -> ViTImageProcessor:
     """Build the image processor of a model, at the model's size; with `own_shapes` for images in their own shape too.
 
-    It scales pixels as the checkpoint's image processor does, or as the config of a variant with fresh weights says. Steps
-    that the checkpoint's processor skips, and a factor other than 1/255, become part of mean and standard deviation.
+    It scales pixels as the checkpoint's image processor does, or as the config of a variant says. Steps that the
+    checkpoint's processor skips, and a factor other than 1/255, become part of mean and standard deviation.
     """
     if not source.has_weights:
         return make_processor(config)
