@@ -64,7 +64,7 @@ PAGE_FILES = ("index.html", "style.css", "page.js", "worker.js")
 # Files of earlier pushes that are deleted: weights in every format that from_pretrained reads, files that transformers
 # prefers to preprocessor_config.json and to config.json, and parts of a page.
 _REPLACED = re.compile(
-    r"[^/]+\.(safetensors|bin|h5|msgpack|pt|pth|ckpt|pkl)(\.index\.json)?|(processor|adapter)_config\.json"
+    r"(?!openvino_)[^/]+\.(safetensors|bin|h5|msgpack|pt|pth|ckpt|pkl)(\.index\.json)?|(processor|adapter)_config\.json"
 )
 _PAGE_PARTS = re.compile(r"(models|examples|runtime)/.*")
 # The field of config.json in which transformers 4 keeps from where the model was loaded, often a local path.
