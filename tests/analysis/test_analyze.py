@@ -303,6 +303,9 @@ def test_results_of_other_inputs_are_not_mixed(saved, pictures, tmp_path, with_p
             analyze(model, pictures, output, settings=settings, **only)
 
     analyze(saved, pictures, out, settings=SETTINGS, **only)
+    hidden = shutil.copytree(pictures, tmp_path / "token=3")  # files hide what looks like a token
+    for measured in (only["only"], []):
+        assert analyze(saved, hidden, tmp_path / "hidden", settings=SETTINGS, **only).measured == measured
     other = with_processor(FAMILIES["plain"].build("classification", seed=1))
     refused(r"attention_entropy of a run with other inputs \(model differ\); choose", other)
     edited = shutil.copytree(saved, tmp_path / saved.name) / "preprocessor_config.json"

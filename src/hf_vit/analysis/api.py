@@ -486,8 +486,7 @@ def _read_finished(folder: Path, context: Context) -> dict[str, AnalysisDocument
             setattr(inputs, second_input, getattr(document.inputs, second_input))
         elif not context.optimize:
             refuse_optimized_result(folder / f"{name}.json", document.notes)
-        if document.inputs != inputs:
-            fields = ", ".join(list_differing_fields(document.inputs, inputs))
+        if fields := ", ".join(list_differing_fields(document.inputs, inputs)):
             raise UserError(
                 f"{folder} holds {name} of a run with other inputs ({fields} differ); choose another --output"
             )

@@ -539,9 +539,8 @@ def _read_result(path: Path, inputs: ComparisonInputs, optimize: bool) -> ModelR
     result = ModelResult.read(path)
     if result is not None and not optimize:
         refuse_optimized_result(path, result.notes)
-    if result is not None and result.inputs != inputs:
-        fields = ", ".join(list_differing_fields(result.inputs, inputs))
+    if result is not None and (fields := ", ".join(list_differing_fields(result.inputs, inputs))):
         raise UserError(
             f"{path} was measured with other inputs ({fields} differ); choose another --output, or delete the file"
         )
-    return result
+    return result and result.model_copy(update={"inputs": inputs})  # speeds are listed by the name as it is now

@@ -60,9 +60,10 @@ class Document(BaseModel):
         write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def list_differing_fields(first: BaseModel, second: BaseModel) -> list[str]:
-    """Return the names of the fields in which two instances of a class differ."""
-    return [name for name in type(first).model_fields if getattr(first, name) != getattr(second, name)]
+def list_differing_fields(stored: BaseModel, current: BaseModel) -> list[str]:
+    """Return the names of the fields in which inputs differ from those in a file, where names may be redacted."""
+    redacted = stored.model_validate(redact_values(current.model_dump(mode="json")))
+    return [name for name in type(stored).model_fields if getattr(stored, name) != getattr(redacted, name)]
 
 
 class Measurements:
