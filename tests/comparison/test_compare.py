@@ -103,6 +103,9 @@ def test_tables_hold_what_was_measured(saved, data, tmp_path):
     assert "<td>regnet</td>" in page
     assert "data:image/png;base64," in page
     assert 'src="http' not in page
+    attacked = [result.model_copy(update={"fgsm": {str(size): 0.5 for size in range(12)}}) for result in done.results]
+    panel = api.draw_comparison(attacked, done.speed).axes[2]
+    assert [line.get_label() for line in panel.lines][1:] == ["corrupted", *(f"FGSM {size}/255" for size in range(12))]
 
 
 def test_a_run_killed_before_it_told_the_facts_tells_them_when_it_goes_on(data, tmp_path, monkeypatch):

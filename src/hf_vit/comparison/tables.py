@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,7 +206,7 @@ def _draw_robustness(axes: "Axes", results: Sequence[ModelResult]) -> None:
     attacked = [result.fgsm or {} for result in results]
     for epsilon in dict.fromkeys(epsilon for accuracies in attacked for epsilon in accuracies):
         series[f"FGSM {epsilon}/255"] = [accuracies.get(epsilon) for accuracies in attacked]
-    for (name, accuracies), marker in zip(series.items(), "os<>v^dP*X", strict=False):
+    for (name, accuracies), marker in zip(series.items(), cycle("os<>v^dP*X"), strict=False):
         rows = [row for row, value in enumerate(accuracies) if value is not None]
         percentages = [100 * value for value in accuracies if value is not None]
         if rows:
@@ -227,8 +228,7 @@ def _draw_speed(axes: "Axes", results: Sequence[ModelResult], speed: SpeedResult
 def _draw_intervals(axes: "Axes", intervals: Sequence[tuple[float, float, float]], color: str) -> None:
     """Draw intervals (low, middle, high), one per row, as a line with a marker."""
     for row, (low, middle, high) in enumerate(intervals):
-        axes.plot([low, high], [row, row], color=color)
-        axes.plot(middle, row, marker="o", color=color)
+        axes.plot([low, middle, high], [row] * 3, marker="o", markevery=[1], color=color)
 
 
 def _set_logarithmic(axes: "Axes") -> None:
