@@ -100,7 +100,7 @@ def _select_dino_names(shapes: Shapes) -> KeyNames:
 
 
 def _select_rules(rules: tuple[KeyRule, ...], shapes: Shapes) -> tuple[KeyRule, ...]:
-    """Return the rules with the linear head in place of timm's if the file has one."""
+    """Return the rules with the linear head in place of that of the class token if the file has one."""
     if "linear_head.weight" not in shapes:
         return rules
     return (*(rule for rule in rules if rule.part != "head"), *_LINEAR_HEAD)
@@ -181,12 +181,11 @@ DINOV3 = replace(
             for rule in timm.BLOCK_RULES
         ),
         *dense("norm", "D", "layernorm", bias_part="layernorm"),
-        *_LINEAR_HEAD,
+        *dense("head", "LD", "classifier", "head"),  # that users put in place of the class's `head` without weights
     ),
     recognizes=make_recognizer(timm.PATCHES, ("",), r"(^|\.)rope_embed\.periods$"),
     names=_select_dinov3_names,
     configure=_configure_dinov3,
-    rules_of=None,
     declared=lambda companions, shapes: Declared(processor=IMAGENET_PIXELS),
     assumed={
         "layer_norm_eps": "eps 1e-5",

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageClassification
 
+import hf_vit
 import hf_vit.conversion as conversion
 from hf_vit.conversion.readers import open_checkpoint
 from hf_vit.errors import UserError
@@ -208,6 +209,18 @@ def test_linear_head_reads_class_token_and_mean(case: str, in_one_file: bool, go
         means = recorded[f"norm_patch_f64_{size}"].mean(axis=1)
         features = np.concatenate([recorded[f"norm_cls_f64_{size}"], means], axis=1)
         np.testing.assert_allclose(logits, features @ weight.double().numpy().T + bias.numpy(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", ["dinov2_reg", "dinov3_vits"])
+def test_a_head_in_the_backbone_reads_the_class_token(case: str, golden: Path, tmp_path: Path):
+    """Of users who fine-tuned the class of torch.hub, whose `head` has no weights."""
+    backbone = torch.load(golden / CASES[case].file)
+    weight, bias = torch.rand(7, len(backbone["norm.weight"])), torch.rand(7)
+    torch.save(backbone | {"head.weight": weight, "head.bias": bias}, tmp_path / "tuned.pth")
+    model = hf_vit.from_hub(tmp_path / "tuned.pth", **CASES[case].options)
+    with torch.no_grad():
+        outputs = model.vit(images := torch.rand(2, 3, 112, 224))
+        torch.testing.assert_close(model(images).logits, outputs.last_hidden_state[:, 0] @ weight.T + bias)
 
 
 @pytest.mark.parametrize(
