@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, Features, List, Value
+from evaluation.tiny import make_classifier
 from pages.models import save_classifier
 from pages.small_runtime import SMALL_FILES, save_runtime
 from PIL import Image
 from scipy.special import logit
-from training.conftest import COLOURS
+from training.conftest import COLOURS, save_model
 
 from hf_vit import UserError
 from hf_vit.analysis import open_images
 from hf_vit.audit.results import audit_results
 from hf_vit.data import load_data
-from hf_vit.evaluation import prediction
+from hf_vit.evaluation import evaluate, predict, prediction
 from hf_vit.evaluation.protocols.multi_label import MultiLabelResult, compute_multi_label_metrics, pick_thresholds
 from hf_vit.hub.card import render_card
 from hf_vit.pages.making import make_page
@@ -227,6 +228,16 @@ def test_a_model_learns_is_measured_and_answers(shapes, tiny_config, tmp_path, c
         (tmp_path / "model" / "facts.json").unlink(missing_ok=True)
     (note,) = caplog.messages
     assert note.startswith("no threshold is recorded for blue, green, red, so 0.5 is used; hf-vit evaluate --protocol")
+
+
+def test_thresholds_have_the_names_by_which_the_model_looks_them_up(shapes, tmp_path, caplog):
+    """Names of models of others may differ from those of data in blanks and Unicode forms."""
+    names = ["red", " green", "blue "]
+    save_model(make_classifier(names, problem_type="multi_label_classification"), tmp_path / "model")
+    run = evaluate(tmp_path / "model", shapes, protocol="multi-label", device="cpu", progress=False)
+    (answer,) = predict(tmp_path / "model", shapes / "003.png", device="cpu")
+    assert set(answer.labels) == {name for name, score in answer.scores if score >= run.result.thresholds[name]}
+    assert not caplog.messages, "no threshold is missing"
 
 
 def test_of_very_many_classes_the_worst_are_drawn():

@@ -89,7 +89,7 @@ def multi_label(
             f"the images of '{examination.data.name}' have one class each, but --protocol multi-label needs "
             "several; choose --protocol top1"
         )
-    names = examination.data.label_names
+    names = [examination.model_label_names[number] for number in examination.model_classes]
     start = time.perf_counter()
     if thresholds is None:
         fit_logits, present = _collect_logits(examination, examination.require_fit_split(fit_split))
