@@ -65,6 +65,7 @@ def test_folder_of_class_folders_is_cut_by_content_and_seed_alone_and_says_so(fo
         (("train", "val", "test"), [11, 11, 11]),
         (("Train", "validation", "testing"), [11, 11, 11]),
         (("train2017", "val_2017", "test-2017"), [11, 11, 11]),
+        (("training_set", "valset", "Test images"), [11, 11, 11]),
         (("train", "dev"), [9, 11, 2]),
         (("train", "val", "test -> val"), [11, 11, 11]),
         (("test",), [11]),
@@ -534,7 +535,17 @@ def test_columns_of_any_name(flat, folder, tmp_path):
 
 @pytest.mark.parametrize(
     "how",
-    ["split", "SPLIT", "folders", "folders in one", "folders of Windows", "whole paths", "elsewhere", "lists"],
+    [
+        "split",
+        "SPLIT",
+        "folders",
+        "folders in one",
+        "folders of Windows",
+        "whole paths",
+        "elsewhere",
+        "lists",
+        "_images",
+    ],
 )
 def test_splits_of_a_list(how, flat, monkeypatch):
     place, rows = flat
@@ -547,7 +558,8 @@ def test_splits_of_a_list(how, flat, monkeypatch):
             monkeypatch.setattr(f"os.path.{function}", Mock(side_effect=ValueError("Paths don't have the same drive")))
     inner = "images/" if how == "folders in one" else ""
     class_folder = "train/" if how == "lists" else ""  # as of CIFAR-100
-    parts = ["train"] * 30 + ["val"] * 5 + ["test"] * 5
+    suffix = how if how == "_images" else ""  # of Kaggle's folders
+    parts = [f"train{suffix}"] * 30 + [f"val{suffix}"] * 5 + [f"test{suffix}"] * 5
     rows = [(*rows[number * 7 % 40], part) for number, part in enumerate(parts)]  # every class in train
     if how.lower() == "split":  # a column
         write_csv(place / "metadata.csv", ("file_name", "label", how), rows)
@@ -555,7 +567,7 @@ def test_splits_of_a_list(how, flat, monkeypatch):
         for file, _, part in rows:
             (place / inner / part / class_folder).mkdir(exist_ok=True, parents=True)
             (place / file).rename(place / inner / part / class_folder / file)
-    if "folders" in how or how in ("whole paths", "elsewhere"):
+    if "folders" in how or how in ("whole paths", "elsewhere", "_images"):
         whole = f"{place}/{{}}/{{}}"
         forms = {"whole paths": whole, "elsewhere": whole, "folders of Windows": ".\\{}\\{}"}
         form = forms.get(how, f"{inner}{{}}/{{}}")

@@ -28,8 +28,8 @@ _SYNONYMS = {
 
 
 def split_name(text: str) -> str | None:
-    """Return the split that the name of a folder or Hub split stands for ("Val", "val_2017": "validation"), or None."""
-    return _SYNONYMS.get(re.sub(r"[ _-]?(19|20)\d\d$", "", text.strip().lower()))
+    """Return the split that the name of a folder or split stands for ("val_2017", "valset": "validation"), or None."""
+    return _SYNONYMS.get(re.sub(r"[ _-]?((19|20)\d\d|set|images|data)$", "", text.strip().lower()))
 
 
 def list_missing_splits(present: Sequence[str]) -> list[str]:
