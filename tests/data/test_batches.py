@@ -368,15 +368,19 @@ def test_a_table_in_place_of_the_loaded_one_is_what_is_read(tmp_path, kind):
     assert load_data(data).fingerprint == data.fingerprint, "which does not depend on the order"
     found, expected = transform_split(data, "train", transform), data.splits["train"].with_transform(transform)
     assert all(torch.equal(found[row]["pixel_values"], expected[row]["pixel_values"]) for row in range(len(expected)))
-    data.splits["train"] = data.splits["train"].select(range(9))
-    assert load_data(data).fingerprint != data.fingerprint
+    loaded = data.splits["train"]
+    for other in (loaded.select(range(9)), loaded.map(lambda row: {"label": 1 - row["label"]})):
+        data.splits["train"] = other
+        assert load_data(data).fingerprint != data.fingerprint
 
 
 def test_a_stream_in_place_of_the_loaded_one_is_what_is_read(tmp_path):
     data = load_data(make_folder(tmp_path / "data", {"a": 12, "b": 12}), streaming=True)
     transform = eval_transform(make_processor(SMALL))
     whole = [example["pixel_values"] for example in transform_split(data, "train", transform)]
+    assert data.num_examples("train") == len(whole)
     data.splits["train"] = data.splits["train"].take(3)
+    assert data.num_examples("train") is None, "which is not that of the whole stream"
     for each in (data, check_images(data)):
         found = [example["pixel_values"] for example in transform_split(each, "train", transform)]
         assert torch.equal(torch.stack(found), torch.stack(whole[:3]))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from hf_vit.data.annotations import Target
-from hf_vit.data.fingerprints import describe_changes, hash_content, list_file_states
+from hf_vit.data.fingerprints import describe_changes, hash_content, hash_text, list_file_states
 from hf_vit.data.images import ImageScan, hash_image, keep_good, scan_images, shorten_path, undecode_images
 from hf_vit.data.labels import refuse_surrogates
 from hf_vit.data.reading import StreamReader
@@ -86,7 +86,9 @@ class ImageData(Displayed):
     def num_examples(self, split: str) -> int | None:
         """Return the number of images of a split, or None for a stream of unknown length."""
         data = self.split(split)
-        return len(cast("Dataset", data)) if hasattr(data, "__len__") else self.sizes.get(split)
+        if hasattr(data, "__len__"):
+            return len(cast("Dataset", data))
+        return self.sizes.get(split) if data is self._read.get(split) else None  # another stream has another length
 
     def split(self, name: str) -> "Dataset | IterableDataset":
         """Return one split; raise a UserError if the data has no such split."""
@@ -121,10 +123,11 @@ def refresh_scans(data: ImageData) -> ImageData:
     if not data.seen or data.target != "label" or not all(hasattr(table, "__len__") for table in tables.values()):
         return data
     changed = {split: scan_images(table, split) for split, table in tables.items() if not match_scans(data, split)}
-    if not changed:
+    if not changed and data.fingerprint == hash_text(data.name):  # of computed images
         return data
     seen = data.seen | changed
-    return replace(data, seen=seen, fingerprint=hash_content(tables, seen, data.label_names))
+    fingerprint = hash_content(tables, seen, data.label_names)  # also of labels that replaced others
+    return replace(data, seen=seen, fingerprint=fingerprint) if changed or fingerprint != data.fingerprint else data
 
 
 def make_streams(data: ImageData, readers: "dict[str, tuple[IterableDataset, StreamReader]]") -> ImageData:

@@ -13,13 +13,7 @@ import numpy as np
 
 from hf_vit.data.annotations import Target
 from hf_vit.data.builtin import SPLIT_NUMBERS, digits, photos
-from hf_vit.data.fingerprints import (
-    hash_content,
-    hash_states,
-    hash_text,
-    list_file_states,
-    note_duplicates,
-)
+from hf_vit.data.fingerprints import hash_content, hash_states, hash_text, list_file_states, note_duplicates
 from hf_vit.data.fractals import Fractals
 from hf_vit.data.image_data import ImageData, get_tables, make_streams, refresh_scans
 from hf_vit.data.images import ImageScan, keep_good, note_dark_images, scan_images, shorten_path, undecode_images
@@ -129,7 +123,8 @@ def load_data(
         data = _load_builtin(data_source.name, image_size, streaming, target)
         if not Path(data.name).is_dir():
             return data
-        return _log_notes(replace(data, notes=[f"'{data.name}' is built in; for the folder give ./{data.name}"]))
+        data.notes.append(f"'{data.name}' is built in; for the folder give ./{data.name}")
+        return _log_notes(data)
     goal = find_target(data_source, target)
     is_table = data_source.kind in ("parquet", "webdataset", "hub")
     opened = open_tables(data_source, streaming=streaming) if is_table else None
