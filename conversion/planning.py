@@ -254,14 +254,16 @@ def make_plan(
 
 def _make_plan(shapes: Shapes, settings: PlanSettings, companions: Companions, file_name: str) -> Plan:
     prefix = _find_prefix(shapes, settings.prefix)
-    keys_below_prefix = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
+    # torch.compile adds a name to keys, of the whole model or of every block.
+    keys = {key.removeprefix(prefix).replace("_orig_mod.", ""): key for key in shapes if key.startswith(prefix)}
+    keys_below_prefix = {name: shapes[key] for name, key in keys.items()}
     config: Any = companions.config or {}
     if settings.image_size is not None and "architecture" in config:  # timm's, whose preprocessing follows the model
         arguments = {**(config.get("model_args") or {}), "img_size": list(settings.image_size)}
         companions = replace(companions, config={**config, "model_args": arguments})
     origin = find_origin(keys_below_prefix, file_name, companions)
     declared = Declared() if origin.declared is None else origin.declared(companions, keys_below_prefix)
-    names = _make_names_below_prefix(prefix, origin.names(keys_below_prefix), shapes)
+    names = _make_names_below_prefix(prefix, origin.names(keys_below_prefix), keys, shapes)
     _replace_foreign_heads(origin, names, settings)
     layout = Layout(origin, names, shapes)
     layout.refuse_misfits()
@@ -541,12 +543,12 @@ def _find_prefix(shapes: Shapes, prefix: str | None) -> str:
     )
 
 
-def _make_names_below_prefix(prefix: str, names: KeyNames, shapes: Shapes) -> KeyNames:
-    """Return the names of all keys of a file, given the names of its keys below a prefix."""
+def _make_names_below_prefix(prefix: str, names: KeyNames, keys: Mapping[str, str], shapes: Shapes) -> KeyNames:
+    """Return the names of all keys of a file, given the names of its `keys` below a prefix."""
     outside = {key: f"outside of --prefix {prefix}" for key in shapes if not key.startswith(prefix)}
     return KeyNames(
-        {name: prefix + key for name, key in names.normal.items()},
-        {prefix + key: reason for key, reason in names.ignored.items()} | outside,
+        {name: keys[key] for name, key in names.normal.items()},
+        {keys[key]: reason for key, reason in names.ignored.items()} | outside,
         lambda name: prefix + names.spell(name),
     )
 

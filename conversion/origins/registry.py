@@ -25,7 +25,6 @@ TRANSFORMERS_TYPES = (*DEFAULTS, *IMAGE_TOWERS)
 # Values of `model_type` that do not convert -> the feature that no model here has.
 UNSUPPORTED_FEATURES = {
     **dict.fromkeys(("beit", "data2vec-vision"), "a bias of relative positions in every block"),
-    **dict.fromkeys(("eva02", "pe_vision"), "rotary positions (RoPE)"),
     **dict.fromkeys(("sam", "sam2", "sam_vision_model", "vitdet"), "attention in windows with relative positions"),
     **dict.fromkeys(("swin", "swinv2", "hiera"), "attention in windows on maps of several sizes"),
 }

@@ -10,7 +10,7 @@ from hf_vit.errors import UserError
 # Names that training code and libraries put before keys; a prefix consists of any number of them, each with a dot.
 WRAPPERS = (
     *("model", "state_dict", "module", "teacher", "student", "model_ema", "backbone", "encoder", "timm_model"),
-    *("_orig_mod", "state_dict_ema"),  # torch.compile, timm's train.py
+    "state_dict_ema",  # of timm's train.py
 )
 _PREFIX = re.compile(rf"(?:(?:{'|'.join(WRAPPERS)})\.)*")
 

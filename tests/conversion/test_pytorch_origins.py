@@ -444,6 +444,8 @@ WRAPPED: dict[str, tuple[Callable[[nn.Module], dict], str, dict[str, int]]] = {
     "an average of torch": (lambda model: AveragedModel(model).state_dict(), "timm_vit", {"training progress": 1}),
     "compiled in parallel": (lambda model: {f"module._orig_mod.{name}": value for name,
         value in model.state_dict().items()}, "timm_vit", {}),
+    "compiled blocks": (lambda model: {re.sub(r"(blocks\.\d\.)", r"\1_orig_mod.", name): value for name,
+        value in model.state_dict().items()}, "timm_vit", {}),
     "Lightning": (lightning, "timm_vit", {"state of the optimizer": 1, "training progress": 1}),
     "model and its average": (lambda model: {"model": model.state_dict(), "model_ema": {name: value + 1 for name,
         value in model.state_dict().items()}, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}}}, "timm_vit",
