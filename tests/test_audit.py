@@ -28,7 +28,7 @@ from hf_vit.audit.differences import compare_layers, diff
 from hf_vit.audit.results import NearTies, audit_results, require_equal
 from hf_vit.data import ImageData, load_data
 from hf_vit.errors import UserError
-from hf_vit.evaluation import evaluate_protocol, save_protocol
+from hf_vit.evaluation import evaluate, evaluate_protocol, save_protocol
 from hf_vit.evaluation.examination import Examination
 from hf_vit.hub.card import write_card
 from hf_vit.loading import load_model
@@ -106,6 +106,16 @@ def test_true_results_are_equal(judged: Path, colours: Path) -> None:
     assert {f"{name} on colours, split test" for name in names} <= set(found)
     assert before == {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()}
     require_equal(audit(judged, colours, batch_size=5))
+
+
+def test_weights_of_16_bits_round_more(judged: Path, colours: Path) -> None:
+    """The optimized model of the command has other roundings than the model as loaded, as other processors do."""
+    model = AutoModelForImageClassification.from_pretrained(judged, dtype=torch.bfloat16)
+    model.save_pretrained(judged)
+    (judged / "facts.json").unlink()
+    run = evaluate(judged, colours, protocol="calibration", split="train", optimize=True, device="cpu", progress=False)
+    assert run.engine
+    assert {finding.verdict for finding in audit(judged, colours)} == {"rounding"}
 
 
 def test_what_is_not_true_is_different(judged: Path, colours: Path) -> None:

@@ -40,8 +40,6 @@ from hf_vit.results.facts import FACTS_NAME, DataFact, Facts, Record
 
 Verdict = Literal["equal", "rounding", "different", "not checkable"]
 _DATA_NAME = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*)?(:[\w.\-]+)?")
-# Two logits closer than this share of the largest logit are a near tie: rounding may swap their classes.
-NEAR_TIE = 1e-4
 # Relative tolerance within which losses, calibration errors and other protocols' fractions count as equal.
 TOLERANCE = 1e-6
 _ROUNDED = 0.005  # by at most how much a card may round a fraction
@@ -162,6 +160,11 @@ def _measure_again(
             yield Finding(result_name, "not checkable", float(published), reason=f"{protocol} does not measure it")
 
 
+def _find_near_tie(loaded: LoadedModel) -> float:
+    """Return the share of the largest logit within which two logits are a near tie: rounding may swap their classes."""
+    return 1e-4 if loaded.dtype.itemsize > 2 else 0.03
+
+
 def _judge(
     name: str, published: float, measured: float, evaluation: ProtocolRun, ties: "NearTies | None"
 ) -> tuple[Verdict, str]:
@@ -174,8 +177,10 @@ def _judge(
         num_tied = ties.count(1 if name == "top1" else 5)
         reason = f"{num_changed} images differ, and rounding can change the {num_tied} near ties"
         return "rounding" if num_changed <= num_tied else "different", reason
-    # About this share of pixels and boxes is a near tie of classes, scores or overlaps.
-    is_rounded = evaluation.protocol in TARGETS and difference <= NEAR_TIE
+    loaded = evaluation.examination.loaded
+    # About this share of pixels and boxes is a near tie of classes, scores or overlaps; 16 bits round every metric.
+    has_ties = evaluation.protocol in TARGETS or loaded.dtype.itemsize <= 2
+    is_rounded = has_ties and difference <= _find_near_tie(loaded)
     if is_rounded or (ties is not None and ties.can_explain(name, published, measured)):
         return "rounding", f"they differ by {difference:.2g}, which near ties can explain"
     return "different", f"they differ by {difference:.2g}"
@@ -353,11 +358,12 @@ class NearTies:
     @cached_property
     def _predictions(self) -> dict[str, NDArray[Any]]:
         """Return per image the true class, the two top classes, and whether ranks 1, 2 or 5, 6 are a near tie."""
+        near_tie = _find_near_tie(self._examination.loaded)
         batches = list[dict[str, NDArray[Any]]]()
         for logits, labels in self._examination.iterate_logits(self._examination.split):
             best = find_largest(logits, 6)
             ranked = logits.gather(1, best)
-            is_tied = ranked[:, :-1] - ranked[:, 1:] <= NEAR_TIE * logits.abs().amax(dim=-1, keepdim=True)
+            is_tied = ranked[:, :-1] - ranked[:, 1:] <= near_tie * logits.abs().amax(dim=-1, keepdim=True)
             near_ties = {f"tied_{rank}": is_tied[:, rank - 1 : rank].any(dim=1).numpy() for rank in (1, 5)}
             top_two = best[:, [0, min(1, best.shape[1] - 1)]].numpy()
             batches.append({"references": labels.numpy(), "best": top_two, **near_ties})

@@ -160,8 +160,7 @@ def calibration(
         batches = list(examination.iterate_logits(fit_split, f"logits of {fit_split}"))
         fit_logits = np.concatenate([logits.double().numpy() for logits, _ in batches])
         fitted = fit_temperature(fit_logits, np.concatenate([labels.numpy() for _, labels in batches]))
-    plain = ReliabilitySums(bins)
-    scaled = ReliabilitySums(bins)
+    plain, scaled = ReliabilitySums(bins), ReliabilitySums(bins)
     for logits, labels in examination.iterate_logits(examination.split):
         rows = logits.double().numpy()
         truth = labels.numpy()

@@ -81,7 +81,9 @@ def linear_probe(
         if split is not None:
             examination.require_fit_split(split)
     train_features, labels = examination.compute_depth_features(learn_split)
-    validation = None if choose_split is None else examination.compute_depth_features(choose_split)
+    validation_features, validation_labels = (
+        (train_features, labels) if choose_split is None else examination.compute_depth_features(choose_split)
+    )
     if len(np.unique(labels)) < 2:
         raise UserError(
             f"all images of split '{learn_split}' have the same class, but a probe needs two classes; add "
@@ -93,11 +95,7 @@ def linear_probe(
     for name in train_features:
         probes = [Probe.fit(train_features[name], labels, strength) for strength in sorted(strengths)]
         num_unfinished += sum(not probe.finished for probe in probes)
-        if validation is None:  # there is only one
-            best.append(probes[0])
-        else:
-            validation_features, validation_labels = validation
-            best.append(choose_best_probe(probes, validation_features[name], validation_labels))
+        best.append(choose_best_probe(probes, validation_features[name], validation_labels))
     accuracy = [probe.score(test_features[name], truth) for name, probe in zip(train_features, best, strict=True)]
     return LinearProbeResult(
         len(truth), list(train_features), accuracy, [probe.strength for probe in best], num_unfinished
