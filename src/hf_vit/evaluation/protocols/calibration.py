@@ -162,8 +162,7 @@ def calibration(
         fitted = fit_temperature(fit_logits, np.concatenate([labels.numpy() for _, labels in batches]))
     plain, scaled = ReliabilitySums(bins), ReliabilitySums(bins)
     for logits, labels in examination.iterate_logits(examination.split):
-        rows = logits.double().numpy()
-        truth = labels.numpy()
+        rows, truth = logits.double().numpy(), labels.numpy()
         plain.add(rows, truth)
         if fitted is not None:
             scaled.add(rows / fitted, truth)

@@ -211,8 +211,7 @@ def top1(examination: Examination, *, max_wrong: int = MAX_WRONG) -> Classificat
     sums = ClassificationMetrics(names)
     mistakes = Extremes[WrongImage](max_wrong)
     start = time.perf_counter()
-    num_images = 0
-    num_wrong = 0
+    num_images = num_wrong = 0
     for logits, labels, images in examination.iterate_logits_with_images():
         log_probabilities = torch.log_softmax(logits.double(), dim=-1)
         sums.add_batch(predictions=log_probabilities, references=labels)
