@@ -374,6 +374,11 @@ def test_open_images_files_and_loaded_data(pictures):
         open_images(["none.png"])
     scenes = load_data("scenes:images=40,size=32", target="mask")
     assert open_images(scenes, 2).size == 2
+    digits = load_data("digits")
+    loaded = open_images(digits, 8).fingerprint
+    for other in (digits.splits["test"].select(range(359, -1, -1)), digits.splits["train"]):
+        digits.splits["test"] = other
+        assert open_images(digits, 8).fingerprint != loaded, "which is of the images that are drawn"
     with pytest.raises(UserError, match="the data is a Dataset; give a path"):
         open_images(scenes.split("test"))
 

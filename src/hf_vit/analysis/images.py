@@ -19,6 +19,7 @@ from PIL.Image import Image
 from hf_vit.data import ImageData, load_data
 from hf_vit.data.files import is_image, list_images, walk
 from hf_vit.data.fingerprints import hash_text
+from hf_vit.data.image_data import match_scans
 from hf_vit.data.images import decode_image, open_image, shorten_path, undecode_images
 from hf_vit.errors import UserError
 from hf_vit.evaluation.prediction import read_image
@@ -135,7 +136,7 @@ def _draw_from_data(data: ImageData, num_images: int, split: str, seed: int) -> 
         read = _Rereader(table).read
     else:
         rows = np.random.default_rng(seed).permutation(len(table))[:num_images].tolist()
-        scans = data.seen.get(split)
+        scans = match_scans(data, split)  # none of a table that replaced the one scanned
         digests = [scans[row].digest for row in rows] if scans else [_digest(table[row]["image"]) for row in rows]
         if data.target == "label" and not data.multi_label:
             labels = [data.label_names[number] for number in table.select_columns(["label"])[rows]["label"]]
