@@ -355,6 +355,10 @@ def test_kept_pixels_are_not_read_again(tmp_path):
         assert torch.equal(transform_split(kept, *each, cache_bytes=0)[0]["pixel_values"], pixels)
 
 
+# Of a class number: the other one of two, or one of an image without a class.
+RELABELINGS = (lambda label: 1 - label, lambda label: label - 1, lambda label: label or None)
+
+
 @pytest.mark.parametrize("kind", ["files", "parquet"])
 def test_a_table_in_place_of_the_loaded_one_is_what_is_read(tmp_path, kind):
     """Images that were kept, and the fingerprint, are those of the rows that were there before."""
@@ -369,7 +373,8 @@ def test_a_table_in_place_of_the_loaded_one_is_what_is_read(tmp_path, kind):
     found, expected = transform_split(data, "train", transform), data.splits["train"].with_transform(transform)
     assert all(torch.equal(found[row]["pixel_values"], expected[row]["pixel_values"]) for row in range(len(expected)))
     loaded = data.splits["train"]
-    for other in (loaded.select(range(9)), loaded.map(lambda row: {"label": 1 - row["label"]})):
+    relabeled = [loaded.map(lambda row, label=label: {"label": label(row["label"])}) for label in RELABELINGS]
+    for other in (loaded.select(range(9)), *relabeled):
         data.splits["train"] = other
         assert load_data(data).fingerprint != data.fingerprint
 

@@ -45,8 +45,9 @@ def describe_labels(table: "Dataset", scans: Sequence[ImageScan], label_names: S
     """Return for every image the names of its classes, or the digest of its mask or objects."""
     if "label" not in table.column_names:
         return [scan.annotation.digest for scan in scans if scan.annotation is not None]
-    labels: list[int | list[int]] = list_column(table, "label")
-    return [label_names[each] if isinstance(each, int) else " ".join(label_names[n] for n in each) for each in labels]
+    labels: list[int | list[int] | None] = list_column(table, "label")
+    names = dict(enumerate(label_names))  # a table that replaced the loaded one may have other labels: -1 or none
+    return [" ".join(names.get(n, str(n)) for n in (each if isinstance(each, list) else [each])) for each in labels]
 
 
 def list_file_states(source: DataSource, contents: bool = True) -> dict[str, str]:
