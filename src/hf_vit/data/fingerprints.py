@@ -4,13 +4,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_vit.data.images import ImageScan, shorten_path
-from hf_vit.data.labels import list_column
+from hf_vit.data.labels import flatten_labels, list_column
 from hf_vit.data.sources import DataSource
 from hf_vit.errors import UserError
 from hf_vit.repositories.stores import read_sizes, to_path
@@ -45,9 +45,10 @@ def describe_labels(table: "Dataset", scans: Sequence[ImageScan], label_names: S
     """Return for every image the names of its classes, or the digest of its mask or objects."""
     if "label" not in table.column_names:
         return [scan.annotation.digest for scan in scans if scan.annotation is not None]
-    labels: list[int | list[int] | None] = list_column(table, "label")
-    names = dict(enumerate(label_names))  # a table that replaced the loaded one may have other labels: -1 or none
-    return [" ".join(names.get(n, str(n)) for n in (each if isinstance(each, list) else [each])) for each in labels]
+    # A table that replaced the loaded one may have other labels: -1 or None.
+    names: dict[Any, str] = dict(enumerate(label_names))
+    labels = list_column(table, "label")
+    return [" ".join(names.get(label, str(label)) for label in flatten_labels([each])) for each in labels]
 
 
 def list_file_states(source: DataSource, contents: bool = True) -> dict[str, str]:
