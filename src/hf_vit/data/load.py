@@ -121,9 +121,8 @@ def load_data(
         selection.check((), data_source.name)  # these have no columns, so the user may name none
     if data_source.kind == "builtin":
         data = _load_builtin(data_source.name, image_size, streaming, target)
-        if not Path(data.name).is_dir():
-            return data
-        data.notes.append(f"'{data.name}' is built in; for the folder give ./{data.name}")
+        if Path(data.name).is_dir():
+            data.notes.append(f"'{data.name}' is built in; for the folder give ./{data.name}")
         return _log_notes(data)
     goal = find_target(data_source, target)
     is_table = data_source.kind in ("parquet", "webdataset", "hub")
