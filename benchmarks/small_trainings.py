@@ -4,7 +4,6 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +19,6 @@ class Images:
 
     images: dict[str, torch.Tensor]
     labels: dict[str, torch.Tensor]
-
-    @property
-    def classes(self) -> int:
-        return int(self.labels["train"].max()) + 1
 
 
 @functools.cache
@@ -63,11 +58,9 @@ def train_steps(
     order: Iterable[torch.Tensor],
     steps: int,
     rate: float,
-    after: Callable[[int], None] = lambda step: None,
-    **settings: Any,
 ) -> None:
-    """Train with AdamW, 10% warm-up and cosine decay to 0; `after` is called after every step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.05, **settings)
+    """Train with AdamW, 10% warm-up and cosine decay to 0."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.05)
     warm_up = max(steps // 10, 1)
     for step, batch in enumerate(order):
         progress = (step - warm_up) / max(steps - warm_up, 1)
@@ -76,10 +69,3 @@ def train_steps(
         optimizer.zero_grad()
         compute_loss(batch).backward()
         optimizer.step()
-        after(step + 1)
-
-
-@torch.no_grad()
-def compute_accuracy(model: Any, data: Images, split: str) -> float:
-    predicted = model.eval()(data.images[split]).logits.argmax(-1)
-    return float((predicted == data.labels[split]).float().mean())

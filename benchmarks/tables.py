@@ -879,23 +879,6 @@ def shape_texture(record: Rows) -> str:
     return markdown(header, lines, f"{describe_runs(record, 'shape_texture.py')}.")
 
 
-@table("pretraining.jsonl")
-def pretraining(runs: Rows) -> str:
-    lines, readings = [], {"run": "fine-tuned", "probe": "linear probe"}
-    for data, kind, start in itertools.product(("digits", "photos"), readings, group(runs, "start")):
-        cells = []
-        for labels in (20, 0):
-            same = filter_runs(runs, kind=kind, data=data, labels=labels)
-            members, scratch = filter_runs(same, start=start), group(filter_runs(same, start="scratch"), "seed")
-            gaps = [run["accuracy"] - scratch[run["seed"]][0]["accuracy"] for run in members]
-            rates = [f"{run[name]:g}" for run in members[:1] for name in ("rate", "tuning_rate") if name in run]
-            cells += [mean(members, "accuracy"), format_margin(gaps) if start != "scratch" else "", ", ".join(rates)]
-        lines += [(data, readings[kind], start, *cells)] if any(cells) else []
-    header = "data |  | start | 20 a class | above scratch | rates | all | above scratch | rates"
-    caption = "Test accuracy, %; rates chosen on validation images; ± of differences: half of a 95% interval."
-    return markdown(header, lines, f"{caption} {describe_runs(runs, 'pretraining.py')}.")
-
-
 @table("distillation.jsonl")
 def distillation(runs: Rows) -> str:
     lines = []

@@ -187,7 +187,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch):
     return load
 
 
-@pytest.mark.parametrize("name", ["compare_families", "pretraining", "shape_texture"])
+@pytest.mark.parametrize("name", ["compare_families", "shape_texture"])
 def test_a_script_without_options_has_no_other_settings_than_its_record(name: str, benchmark, monkeypatch):
     """Or runs of both would be in one row of its table."""
 
