@@ -132,7 +132,7 @@ def test_a_batch_of_a_noisy_student(hard, digits_beside_digits):
 
 
 def test_folders_of_images_without_classes(colours, tmp_path):
-    """Wherever they lie, of split folders train and what is of no split; what is no image is not looked at."""
+    """Wherever they lie, of split folders train and unlabeled; what is no image is not looked at."""
     for place in ("a.png", "deep/er/b.png", ".hidden/c.png"):
         (tmp_path / "loose" / place).parent.mkdir(parents=True, exist_ok=True)
         coloured_square((9, 9, 9), 1 + len(place)).save(tmp_path / "loose" / place)
@@ -144,7 +144,8 @@ def test_folders_of_images_without_classes(colours, tmp_path):
     (tmp_path / "split" / "test" / "a.png").unlink()
     assert len(load_unlabeled(str(tmp_path / "split")).seen) == 2
     assert load_unlabeled(str(tmp_path / "split")).fingerprint == images.fingerprint
-    shutil.copytree(tmp_path / "split" / "test", tmp_path / "split" / "unlabeled")
+    for folder in ("unlabeled2017", "holdout"):
+        shutil.copytree(tmp_path / "split" / "test", tmp_path / "split" / folder)
     assert len(load_unlabeled(str(tmp_path / "split")).seen) == 3
     (tmp_path / "loose" / "d.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"d\.png.*--skip-bad-images"):

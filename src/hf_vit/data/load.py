@@ -216,8 +216,8 @@ def load_unlabeled(
     """Load images for training without labels, and check every one of them.
 
     Args:
-        source: a folder of images, or any source of `load_data`, whose labels are ignored. Of a source with splits
-            validation and test are not loaded.
+        source: a folder of images, or any source of `load_data`, whose labels are ignored. Of a source with splits only
+            train is loaded, and folders "unlabeled" beside it.
         image_size, skip_bad_images: see `load_data`.
         min_size: (height, width) px that every image must have.
 

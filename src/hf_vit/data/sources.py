@@ -235,7 +235,7 @@ def _has_image_name(parts: Parts) -> bool:
 
 
 def list_unlabeled_images(source: str) -> tuple[str, list[Path]]:
-    """Return the name of a folder and all images below it, except those of the splits validation and test.
+    """Return the name of a folder and all images below it; of splits only train's, and those of a folder "unlabeled".
 
     A folder of tables or lists gives no images, because these list their images themselves; nor do other sources.
     """
@@ -252,9 +252,9 @@ def list_unlabeled_images(source: str) -> tuple[str, list[Path]]:
     images = list(filter(_has_image_name, files))
     splits_of_folders = {parts[0]: split_name(parts[0]) for parts in images if len(parts) > 1}
     split_names = set(filter(None, splits_of_folders.values()))
-    # A folder "train" beside "bus" and "car" is a class; "unlabeled" beside "train" and "test" is not evaluated.
+    # A folder "train" beside "bus" and "car" is a class.
     if len(split_names) > 1 or (split_names and all(splits_of_folders.values())):
-        images = [parts for parts in images if splits_of_folders.get(parts[0], "") in ("train", None)]
+        images = [parts for parts in images if split_name(parts[0]) == "train" or parts[0].startswith("unlabel")]
     return name, [root.joinpath(*parts) for parts in images]
 
 
