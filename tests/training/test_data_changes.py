@@ -73,8 +73,9 @@ def test_bad_images_are_the_same_for_every_command(kind, family, make_colours, c
     quick = ["--image-size", "32", "--steps", "1", "--evaluations", "1", "--batch-size", "4", "--precision", "fp32"]
     model = save_model((FAMILIES | OTHERS)[family].build("classification", image_size=32), tmp_path / "model")
     out = succeeds("finetune", "--model", model, "--output", tmp_path / "out", *given, *quick)
-    assert kind == "streaming" or "skipped 4 unreadable images" in out, "the narrow ones are judged"
-    assert kind == "streaming" or Facts.load(tmp_path / "out").records[0].values["skipped_images"] == 4
+    skipped = 3 if family == "axial_resnet" else 4  # the narrow ones too, where there are patches
+    assert kind == "streaming" or f"skipped {skipped} unreadable images" in out
+    assert kind == "streaming" or Facts.load(tmp_path / "out").records[0].values["skipped_images"] == skipped
     code, _, err = command("evaluate", tmp_path / "out", *given)
     assert (code, re.findall("warning.*", err)) == (0, [])
     first, second = Facts.load(tmp_path / "out").filter_kind("evaluation")

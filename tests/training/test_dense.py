@@ -342,7 +342,7 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize(("task", "head"), TASKS)
 def test_a_finished_folder(tmp_path: Path, task: str, head: str) -> None:
     """Model, facts with the test, card with its numbers, curve, pictures; the loss falls; nothing is learnt again."""
-    result = learn(tmp_path / "out", task, head)
+    result = learn(tmp_path / "out", task, head, steps=8)
     losses = [entry["loss"] for entry in result.history if "loss" in entry]
     assert losses[-1] < losses[0]
     training, test = Facts.load(tmp_path / "out").records
@@ -357,7 +357,7 @@ def test_a_finished_folder(tmp_path: Path, task: str, head: str) -> None:
     for name, value in test.values["headline"].items():
         assert f"| {name} | {value:.2%} |" in card
     assert "worst_images" not in card, "pictures with images of the data are shared on request alone"
-    again = learn(tmp_path / "out", task, head, resume=True)
+    again = learn(tmp_path / "out", task, head, steps=8, resume=True)
     assert again.test.values() == result.test.values()
     assert again.validation == result.validation
     for name, value in again.model.state_dict().items():
