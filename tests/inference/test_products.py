@@ -523,21 +523,21 @@ def test_calibrated_answers_are_closer(fields: dict[str, Any], share: float):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields"), [("axial_resnet", {}), ("axial", {"stage_depths": (1,), "stem_width": 16})]
-)
+@pytest.mark.parametrize(("kind", "choice"), [("plain", "map"), ("axial_resnet", "default")])
 @torch.no_grad()
-def test_calibrated_answers_of_axial_resnets_are_closer(kind: str, fields: dict[str, Any]):
-    """Their batch norms are merged into dense layers, which are calibrated too."""
-    model: Any = (FAMILIES | OTHERS)[kind].build("model", **fields).eval()
+def test_calibrated_answers_of_other_layers_are_closer(kind: str, choice: str):
+    """Of keys and values of attention pooling, and of dense layers with which batch norms are merged."""
+    model: Any = (FAMILIES | OTHERS)[kind].build("model", choice).eval()
+    if kind == "plain":
+        model.layernorm.weight[0] *= 30  # a channel as in the test above
     images = torch.randn(80, 3, *model.config.nominal_size, generator=torch.Generator().manual_seed(0))
-    wanted = model(images[16:]).last_hidden_state
+    wanted = model(images[16:]).pooler_output
     plain, calibrated = (
         hf_vit.optimize_for_inference(copy.deepcopy(model), quantize="int8", calibrate=chosen)(images[16:])
         for chosen in (None, images[:16])
     )
-    errors = [(given.last_hidden_state - wanted).norm() for given in (calibrated, plain)]
-    assert errors[0] < 0.8 * errors[1]
+    errors = [(given.pooler_output - wanted).norm() for given in (calibrated, plain)]
+    assert errors[0] < 0.7 * errors[1]
 
 
 @pytest.mark.parametrize(
