@@ -85,16 +85,16 @@ def test_pickles_and_old_code_of_others_are_deleted(
     assert "modeling_hf_axial_vit.py" in hub.files(REPO)
     # transformers would read the last two.
     old = "pytorch_model.bin", "training_args.bin", "adapter_config.json", "processor_config.json"
-    kept = "notes.md", "sub/model.bin", "openvino_model.bin"  # the last is a part of a graph
+    files_of_others = "notes.md", "sub/model.bin", "openvino_model.bin"  # the last is a part of a graph
     xet_client.run(
         "hub.jobs:upload_raw",
         repo_id=REPO,
-        files=dict.fromkeys(kept, "kept") | dict.fromkeys(old, "{}"),
+        files=dict.fromkeys(files_of_others, "kept") | dict.fromkeys(old, "{}"),
     )
     done = xet_client.run("hub.jobs:push", folder=str(model_folder))
     assert set(done["deleted"]) >= {*old, "modeling_hf_axial_vit.py"}
     left = set(hub.files(REPO))
-    assert {*kept} <= left
+    assert {*files_of_others} <= left
     assert not left & set(done["deleted"])
     (model_folder / "processor_config.json").write_text("{}")  # here transformers reads it, too
     xet_client.run("hub.jobs:push", folder=str(model_folder))

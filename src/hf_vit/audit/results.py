@@ -40,6 +40,8 @@ from hf_vit.results.facts import FACTS_NAME, DataFact, Facts, Record
 
 Verdict = Literal["equal", "rounding", "different", "not checkable"]
 _DATA_NAME = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*)?(:[\w.\-]+)?")
+# Two logits closer than this share of the largest logit are a near tie: rounding may swap their classes.
+NEAR_TIE, NEAR_TIE_16_BITS = 1e-4, 0.03
 # Relative tolerance within which losses, calibration errors and other protocols' fractions count as equal.
 TOLERANCE = 1e-6
 _ROUNDED = 0.005  # by at most how much a card may round a fraction
@@ -160,9 +162,8 @@ def _measure_again(
             yield Finding(result_name, "not checkable", float(published), reason=f"{protocol} does not measure it")
 
 
-def _find_near_tie(loaded: LoadedModel) -> float:
-    """Return the share of the largest logit within which two logits are a near tie: rounding may swap their classes."""
-    return 1e-4 if loaded.dtype.itemsize > 2 else 0.03
+def _has_16_bits(examination: Examination) -> bool:
+    return examination.loaded.dtype.itemsize <= 2
 
 
 def _judge(
@@ -178,8 +179,8 @@ def _judge(
         reason = f"{num_changed} images differ, and rounding can change the {num_tied} near ties"
         return "rounding" if num_changed <= num_tied else "different", reason
     # About this share of pixels and boxes is a near tie of classes, scores or overlaps.
-    limit = 1e-4 if evaluation.protocol in TARGETS else 0.0
-    if evaluation.examination.loaded.dtype.itemsize <= 2:  # rounds every metric, and may change an image
+    limit = NEAR_TIE if evaluation.protocol in TARGETS else 0.0
+    if _has_16_bits(evaluation.examination):  # which rounds every metric, and may change an image
         limit = max(0.005, 1.5 / evaluation.result.num_images)
     if difference <= limit or (ties is not None and ties.can_explain(name, published, measured)):
         return "rounding", f"they differ by {difference:.2g}, which near ties can explain"
@@ -358,7 +359,7 @@ class NearTies:
     @cached_property
     def _predictions(self) -> dict[str, NDArray[Any]]:
         """Return per image the true class, the two top classes, and whether ranks 1, 2 or 5, 6 are a near tie."""
-        near_tie = _find_near_tie(self._examination.loaded)
+        near_tie = NEAR_TIE_16_BITS if _has_16_bits(self._examination) else NEAR_TIE
         batches = list[dict[str, NDArray[Any]]]()
         for logits, labels in self._examination.iterate_logits(self._examination.split):
             best = find_largest(logits, 6)
